@@ -1,0 +1,1 @@
+"""Engines behind one protocol, and the Session that is their only controller."""

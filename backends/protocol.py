@@ -1,0 +1,223 @@
+"""What a session needs of an engine, of a clock and of a log.
+
+Positions at this border are **tape positions**, except where a name says `cache`. A backend is told tokens with
+every call and keeps its own books: which (tape position, token) stands at which cache position, filled from what
+the engine answers, never from the session's fold. It picks the cache position of a new token itself (one past the
+largest in use). Comparing those books with the fold is `replay`'s work.
+
+Every backend validates before the engine sees anything (token ids, positions, sizes) and raises
+`InputRejected`/`UnsupportedOperation` with its state unchanged. An exception out of the engine is `EngineFault`;
+after it the backend refuses everything but `close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtape.planner.capabilities import Capabilities
+from kvtape.planner.events import Event
+from kvtape.planner.layout import Layout
+from kvtape.planner.ranges import RangeSet
+from kvtape.planner.rows import BlockRow, PlanRow, SessionRow
+
+__all__ = [
+    "Backend",
+    "Choose",
+    "Clock",
+    "Computed",
+    "DecodeRun",
+    "Engine",
+    "EventSink",
+    "KvRows",
+    "ModelFacts",
+    "SessionConfig",
+    "Witness",
+]
+
+Logits = npt.NDArray[np.float32]
+Choose = Callable[[Logits], int | None]
+"""Next token from float32 logits `[n_vocab]`; None ends the run without decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a loaded model is. `fingerprint` is `capacity.model.fingerprint` of the file."""
+
+    path: str
+    fingerprint: str
+    arch: str
+    n_vocab: int
+    n_ctx_train: int
+    end_tokens: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionConfig:
+    """What is asked when a session opens; sizes in tokens. An engine may pad, never silently change, any of it."""
+
+    n_ctx: int = 1024
+    chunk: int = 512
+    kv_type_k: str = "f16"
+    kv_type_v: str = "f16"
+    flash_attention: bool = False
+    threads: int = 1
+    cold_budget_tokens: int = 0
+    options: dict[str, str] = field(default_factory=dict)
+    """Engine options from the spec `NAME:key=value,...`; an unknown key is a UsageError that lists the known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Result of a prefill, rebuild or refill: logits of its last token, engine calls made, tokens computed."""
+
+    logits: Logits
+    calls: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRun:
+    """Tokens that were decoded, logits after the last, and why the run ended."""
+
+    tokens: tuple[int, ...]
+    logits: Logits
+    calls: int
+    stopped: Literal["n", "limit", "chosen_none"]
+
+
+@dataclass(frozen=True, slots=True)
+class KvRows:
+    """Per layer `[n_rows, n_kv_heads * head_dim]`, storage order; layers may differ in row count when faulty."""
+
+    keys: tuple[npt.NDArray[Any], ...]
+    values: tuple[npt.NDArray[Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What the engine's own memory holds now, every pending shift applied first.
+
+    `cache_positions` int64 `[n_rows]`: of each row, storage order. `positions_from` says whether the engine
+    stores them (`engine`) or they are the backend's books (`books`; then only the rotation of layer 0 proves
+    them). `rows`: post-RoPE keys and values as stored. `mirror`: what the host copy says the rows should be,
+    where the backend has one.
+    """
+
+    cache_positions: npt.NDArray[np.int64]
+    positions_from: Literal["engine", "books"]
+    rows: KvRows
+    mirror: KvRows | None = None
+
+
+class Backend(Protocol):
+    """One native context. `facts` of the model; `n_ctx` is the effective context in tokens."""
+
+    name: str
+    engine_version: str
+    facts: ModelFacts
+    config: SessionConfig
+    n_ctx: int
+    capabilities: Capabilities
+
+    def refusal(self, operation: str) -> str | None:
+        """Why a capability is false ('remove_middle', 'position_shift', ...); None where it is true."""
+
+    def prefill(self, tokens: Sequence[int], tape_start: int) -> Computed:
+        """Compute `tokens` behind the last row, in pieces of at most `config.chunk`."""
+
+    def decode_until(self, n: int, limit: int, tape_start: int, logits: Logits, choose: Choose) -> DecodeRun:
+        """Up to `n` tokens, one engine call each, while fewer than `limit` rows are resident.
+
+        `choose(logits)` gives each token, first from the `logits` handed in.
+        """
+
+    def truncate(self, tape_stop: int) -> None:
+        """Remove every row at or past `tape_stop`. Needs remove_tail (remove_middle when rows are out of order)."""
+
+    def evict(self, start: int, stop: int) -> None:
+        """Remove the rows of `[start, stop)`, one run in tape and cache; the others keep their positions."""
+
+    def shift(self, cache_start: int, cache_stop: int, delta: int) -> None:
+        """Move the rows at these cache positions by `delta`, keys re-rotated. Needs position_shift."""
+
+    def export_block(self, start: int, stop: int) -> bytes:
+        """The rows of `[start, stop)` in an envelope (`backends.envelope`). Needs cold_store."""
+
+    def admit(self, block: bytes, start: int, cache_start: int) -> None:
+        """Put exported rows back at these tape and cache positions; rotates when the cache position differs.
+
+        Raises StateRejected when the envelope is damaged or belongs to another model, layout or KV type.
+        """
+
+    def refill(self, tokens: Sequence[int], start: int, cache_start: int) -> Computed:
+        """Compute evicted tokens again into a free place, attending to the rows before it. Needs recompute_range."""
+
+    def rebuild(self, ranges: RangeSet, tokens: Sequence[int]) -> Computed:
+        """Clear the cache and prefill `tokens`, the survivors `ranges` in tape order, at positions 0..n-1."""
+
+    def snapshot(self) -> bytes:
+        """The whole state in an envelope. Needs snapshot_state."""
+
+    def restore(self, snapshot: bytes) -> None:
+        """Put a snapshot of this session's model and configuration back. StateRejected changes nothing."""
+
+    def books(self) -> Layout:
+        """The backend's own account of its rows."""
+
+    def witness(self) -> Witness:
+        """Read the engine's memory. Never changes what later operations compute."""
+
+    def kv_bytes(self) -> dict[str, int]:
+        """Bytes: `resident` (rows in use) and `allocated` (what the engine holds for the cache)."""
+
+    def cancel(self) -> None:
+        """Ask the running or next operation to stop (from any thread); it raises Cancelled at its start state."""
+
+    def close(self) -> None:
+        """Free the native context. Idempotent."""
+
+
+class Engine(Protocol):
+    """A loaded model that opens sessions."""
+
+    name: str
+    version: str
+    facts: ModelFacts
+
+    def tokenize(self, text: str) -> list[int]: ...
+
+    def detokenize(self, tokens: Sequence[int]) -> str: ...
+
+    def open(self, config: SessionConfig) -> Backend: ...
+
+    def close(self) -> None: ...
+
+
+class Clock(Protocol):
+    """Integer nanoseconds; injected, so that a run can be repeated."""
+
+    def now_ns(self) -> int: ...
+
+
+class EventSink(Protocol):
+    """Where a session writes. `record` does not wait for the disk while there is room."""
+
+    def open_session(self, row: SessionRow) -> None: ...
+
+    def record(
+        self,
+        event: Event,
+        *,
+        tokens: Sequence[int] | None = None,
+        plan: PlanRow | None = None,
+        blocks: Sequence[BlockRow] = (),
+    ) -> None:
+        """`tokens` are those that the event put on the tape or computed again; stored only with content on."""
+
+    def flush(self) -> int:
+        """Return once everything recorded so far is durable; the number of acknowledged events."""

@@ -1,0 +1,1 @@
+"""What a model is and what its KV cache weighs: geometry read from a GGUF header."""

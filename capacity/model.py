@@ -1,0 +1,129 @@
+"""The shape of a model and its fingerprint, read from a GGUF file's header.
+
+`gguf` is imported where a file is read, so that importing this module stays cheap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["ModelFileError", "ModelShape", "RopePairs", "read_model"]
+
+RopePairs = Literal["interleaved", "halves"]
+"""Which components RoPE rotates together: (0,1),(2,3).. or (i, i + n/2)."""
+
+# llama.cpp's rope type per architecture (llama_model_rope_type): NORM rotates neighbours, NEOX rotates halves.
+_INTERLEAVED = frozenset({"llama", "deepseek", "deepseek2", "mistral3", "minicpm", "granite"})
+
+
+class ModelFileError(ValueError):
+    """The file is missing, not a GGUF, or lacks what a decoder needs; names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder. Counts are of heads, layers, tokens; `rope_dims` of rotated components a head.
+
+    `fingerprint` is `arch/tensor shapes/tokenizer/file bytes/header`, each hash SHA-256 cut to 16 hex digits:
+    two files with one fingerprint have the same architecture, shapes, types, vocabulary and metadata.
+    """
+
+    path: str
+    fingerprint: str
+    arch: str
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    head_dim_k: int
+    head_dim_v: int
+    n_vocab: int
+    n_ctx_train: int
+    rms_eps: float
+    rope_base: float
+    rope_dims: int
+    rope_pairs: RopePairs
+    rope_scaling: str
+    sliding_window: int
+    qk_norm: bool
+
+    def kv_bytes_per_token(self, bytes_k: float = 2.0, bytes_v: float = 2.0) -> int:
+        """Bytes of one token's rows over all layers at these element widths (f16: 2)."""
+        return int(self.n_layer * self.n_head_kv * (self.head_dim_k * bytes_k + self.head_dim_v * bytes_v))
+
+
+def read_model(path: str | Path) -> ModelShape:
+    """Read a GGUF header (about 2 s for a 49k vocabulary). Raises ModelFileError."""
+    file = Path(path)
+    if not file.is_file():
+        raise ModelFileError(f"{file}: no such model file; give the path of a GGUF")
+    with file.open("rb") as handle:
+        if handle.read(4) != b"GGUF":
+            raise ModelFileError(f"{file}: not a GGUF file (it does not begin with 'GGUF')")
+    import gguf
+
+    try:
+        reader = gguf.GGUFReader(str(file))
+    except Exception as err:  # the reader raises whatever numpy or struct met in a damaged file
+        raise ModelFileError(f"{file}: damaged GGUF header ({type(err).__name__}: {err})") from None
+    return _shape(file, reader)
+
+
+def _shape(file: Path, reader: Any) -> ModelShape:
+    fields = reader.fields
+
+    def value(key: str, default: Any = None) -> Any:
+        if key in fields:
+            return fields[key].contents()
+        if default is None:
+            raise ModelFileError(f"{file}: the GGUF lacks {key}; kvtape needs a decoder model")
+        return default
+
+    arch = str(value("general.architecture"))
+    tensors = {t.name: t for t in reader.tensors}
+    n_embd = int(value(f"{arch}.embedding_length"))
+    n_head = _scalar(value(f"{arch}.attention.head_count", 0))
+    head_dim = int(value(f"{arch}.attention.key_length", n_embd // n_head if n_head else 0) or 0)
+    n_vocab = len(fields["tokenizer.ggml.tokens"].data) if "tokenizer.ggml.tokens" in fields else 0
+    return ModelShape(
+        path=str(file),
+        fingerprint=_fingerprint(file, reader, arch),
+        arch=arch,
+        n_layer=int(value(f"{arch}.block_count")),
+        n_embd=n_embd,
+        n_head=n_head,
+        n_head_kv=_scalar(value(f"{arch}.attention.head_count_kv", n_head)),
+        head_dim_k=head_dim,
+        head_dim_v=int(value(f"{arch}.attention.value_length", head_dim)),
+        n_vocab=n_vocab,
+        n_ctx_train=int(value(f"{arch}.context_length")),
+        rms_eps=float(value(f"{arch}.attention.layer_norm_rms_epsilon", 1e-5)),
+        rope_base=float(value(f"{arch}.rope.freq_base", 10000.0)),
+        rope_dims=int(value(f"{arch}.rope.dimension_count", head_dim)),
+        rope_pairs="interleaved" if arch in _INTERLEAVED else "halves",
+        rope_scaling=str(value(f"{arch}.rope.scaling.type", "none")),
+        sliding_window=int(value(f"{arch}.attention.sliding_window", 0)),
+        qk_norm="blk.0.attn_k_norm.weight" in tensors,
+    )
+
+
+def _scalar(count: Any) -> int:
+    """A head count; per-layer arrays give their largest entry."""
+    return max(int(c) for c in count) if isinstance(count, list | tuple) else int(count)
+
+
+def _fingerprint(file: Path, reader: Any, arch: str) -> str:
+    size = file.stat().st_size
+    header = memoryview(reader.data)[: reader.data_offset]
+    shapes = "\n".join(f"{t.name} {t.tensor_type.name} {[int(n) for n in t.shape]}" for t in reader.tensors)
+    tokenizer = hashlib.sha256()
+    for key in sorted(k for k in reader.fields if k.startswith("tokenizer.")):
+        tokenizer.update(key.encode())
+        for part in reader.fields[key].parts:
+            tokenizer.update(part.tobytes())
+    hashes = (hashlib.sha256(shapes.encode()), tokenizer, hashlib.sha256(header))
+    shape_hash, tokenizer_hash, header_hash = (h.hexdigest()[:16] for h in hashes)
+    return f"{arch}/{shape_hash}/{tokenizer_hash}/{size}/{header_hash}"

@@ -1,0 +1,25 @@
+"""The one table of columns that the row dataclasses, the wire models and the DuckDB tables all come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Field", "Kind"]
+
+Kind = Literal["u64", "i64", "bool", "text", "json", "op", "way", "placement", "tokens"]
+"""`json` is text that holds JSON; `op`, `way` and `placement` are enumerations; `tokens` is a list of i32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One column: `nullable` columns are None where the row has nothing to say, never 0 in its place.
+
+    `logical` columns take part in the logical digest; times, engine-dependent sizes and run ids do not.
+    """
+
+    name: str
+    kind: Kind
+    doc: str
+    nullable: bool = True
+    logical: bool = True

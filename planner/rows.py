@@ -1,0 +1,174 @@
+"""The rows beside the events: runs, sessions, blocks, plans, tokens. Same rule as events: one table of fields each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtape.planner.fields import Field
+
+__all__ = [
+    "BLOCK_FIELDS",
+    "PLAN_FIELDS",
+    "RUN_FIELDS",
+    "SESSION_FIELDS",
+    "TOKENS_FIELDS",
+    "BlockRow",
+    "PlanRow",
+    "RunRow",
+    "SessionRow",
+    "TokensRow",
+]
+
+RUN_FIELDS: tuple[Field, ...] = (
+    Field("run_id", "text", "the run", nullable=False, logical=False),
+    Field("kind", "text", "live, replay, simulation or import", nullable=False),
+    Field("config_digest", "text", "SHA-256 hex over the canonical JSON of the run's configuration", nullable=False),
+    Field("config", "json", "that configuration", nullable=False),
+    Field("seed", "u64", "seed of every draw; NULL where nothing is drawn"),
+    Field("kvtape_version", "text", "version that wrote the run", nullable=False, logical=False),
+    Field("engine_versions", "json", "{engine: version}", nullable=False, logical=False),
+    Field("started_at_ns", "u64", "nanoseconds on the injected clock", nullable=False, logical=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    run_id: str
+    kind: str
+    config_digest: str
+    config: str
+    seed: int | None = None
+    kvtape_version: str
+    engine_versions: str
+    started_at_ns: int
+
+
+SESSION_FIELDS: tuple[Field, ...] = (
+    Field("run_id", "text", "the run", nullable=False, logical=False),
+    Field("session_id", "text", "unique within the run", nullable=False),
+    Field("backend", "text", "llama, openvino, reference or modelled", nullable=False),
+    Field("engine_version", "text", "version of the engine", nullable=False, logical=False),
+    Field("model_fingerprint", "text", "see capacity.model.fingerprint", nullable=False),
+    Field("model_name", "text", "file name of the model, without its folder", nullable=False, logical=False),
+    Field("policy", "text", "policy spec, canonical form", nullable=False),
+    Field("n_ctx_asked", "u64", "context asked for, tokens", nullable=False),
+    Field("n_ctx", "u64", "effective context, tokens: even, and padded as the engine pads", nullable=False),
+    Field("chunk", "u64", "tokens per physical prefill call", nullable=False),
+    Field("kv_type_k", "text", "storage type of the keys", nullable=False),
+    Field("kv_type_v", "text", "storage type of the values", nullable=False),
+    Field("flash_attention", "bool", "whether flash attention ran", nullable=False),
+    Field("threads", "u64", "engine threads", nullable=False),
+    Field("cold_budget_tokens", "u64", "cold store budget; 0 for none", nullable=False),
+    Field("capabilities", "json", "the whole capability struct", nullable=False),
+    Field("content", "bool", "whether token content is stored", nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRow:
+    run_id: str
+    session_id: str
+    backend: str
+    engine_version: str
+    model_fingerprint: str
+    model_name: str
+    policy: str
+    n_ctx_asked: int
+    n_ctx: int
+    chunk: int
+    kv_type_k: str
+    kv_type_v: str
+    flash_attention: bool
+    threads: int
+    cold_budget_tokens: int
+    capabilities: str
+    content: bool
+
+
+BLOCK_FIELDS: tuple[Field, ...] = (
+    Field("run_id", "text", "the run", nullable=False, logical=False),
+    Field("session_id", "text", "the session", nullable=False),
+    Field("seq", "u64", "the event that gave the block its range", nullable=False),
+    Field("block_id", "u64", "unique within the session, never used again", nullable=False),
+    Field("generation", "u64", "tape generation the range belongs to", nullable=False),
+    Field("start", "u64", "first tape position", nullable=False),
+    Field("stop", "u64", "one past the last tape position", nullable=False),
+    Field("segment", "text", "kind of the segment: system, tools, user, assistant, ...", nullable=False),
+    Field("cache_class", "text", "task_pinned, repo_map or volatile", nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRow:
+    run_id: str
+    session_id: str
+    seq: int
+    block_id: int
+    generation: int
+    start: int
+    stop: int
+    segment: str
+    cache_class: str
+
+
+PLAN_FIELDS: tuple[Field, ...] = (
+    Field("run_id", "text", "the run", nullable=False, logical=False),
+    Field("session_id", "text", "the session", nullable=False),
+    Field("seq", "u64", "the plan event", nullable=False),
+    Field("policy", "text", "policy spec, canonical form", nullable=False),
+    Field("trigger", "text", "what passed which limit: n_ctx or budget", nullable=False),
+    Field("limit_tokens", "u64", "that limit", nullable=False),
+    Field("incoming_tokens", "u64", "tokens about to be computed", nullable=False),
+    Field("budget_tokens", "u64", "tokens the plan may keep", nullable=False),
+    Field("total_tokens", "u64", "resident tokens before", nullable=False),
+    Field("hot_tokens", "u64", "tokens kept", nullable=False),
+    Field("protected_tokens", "u64", "tokens that no plan may evict", nullable=False),
+    Field("overshoot_tokens", "u64", "tokens evicted beyond what the budget asked", nullable=False),
+    Field("over_budget", "bool", "whether what is kept exceeds the budget", nullable=False),
+    Field("keep", "json", "[[start, stop], ...]", nullable=False),
+    Field("evict", "json", "[[block_id, start, stop], ...]", nullable=False),
+    Field("diagnostics", "json", "[text, ...]", nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    run_id: str
+    session_id: str
+    seq: int
+    policy: str
+    trigger: str
+    limit_tokens: int
+    incoming_tokens: int
+    budget_tokens: int
+    total_tokens: int
+    hot_tokens: int
+    protected_tokens: int
+    overshoot_tokens: int
+    over_budget: bool
+    keep: str
+    evict: str
+    diagnostics: str
+
+
+TOKENS_FIELDS: tuple[Field, ...] = (
+    Field("run_id", "text", "the run", nullable=False, logical=False),
+    Field("session_id", "text", "the session", nullable=False),
+    Field("seq", "u64", "the prefill, decode or recompute event that put them there", nullable=False),
+    Field("start", "u64", "tape position of the first token", nullable=False),
+    Field("n_tokens", "u64", "how many", nullable=False),
+    Field("hashes", "json", "keyed hash chain, hex: one per full 32-token block of the tape, one for the tail",
+          nullable=False, logical=False),
+    Field("tokens", "tokens", "the token ids; NULL unless the session records content"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensRow:
+    run_id: str
+    session_id: str
+    seq: int
+    start: int
+    n_tokens: int
+    hashes: str
+    tokens: tuple[int, ...] | None
