@@ -1,0 +1,66 @@
+# One command each. A target with a `##` text lists itself under `make help`.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_OUT ?= demo-out
+
+# The first interpreter that is new enough; `make setup PYTHON=/path/to/python` picks another.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+# An editable install knows the folder it was made in, so the stamp names the folder as well as the requirements.
+STAMP := $(VENV)/.installed-$(shell { cat pyproject.toml; pwd; } | cksum | cut -d' ' -f1)
+
+# llama.cpp is built from source: leave out the parts (vision) that kvtape never loads.
+export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# Threads that spin while they wait slow every engine down on few cores; NumPy needs one thread here.
+export OMP_WAIT_POLICY ?= passive
+export OPENBLAS_NUM_THREADS ?= 1
+
+STRICT := planner capacity traces backends replay cli
+
+.PHONY: help setup demo test check format bench clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv and install kvtape with both engines and the demo model into it
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "kvtape needs Python 3.11 or newer; name one with: make setup PYTHON=..." >&2; exit 3; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null \
+		|| { echo "llama.cpp is compiled during setup: install a C++ compiler (for example: apt-get install g++)" >&2; exit 3; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25' 'setuptools>=77' wheel
+	@echo "installing (the first time llama.cpp is compiled, some minutes)" >&2
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+demo: setup ## record a real session, replay it on llama.cpp and OpenVINO (writes demo-out/)
+	$(BIN)/kvtape demo --out $(DEMO_OUT)
+
+test: setup ## the whole test suite
+	$(BIN)/python -m pytest
+
+check: setup ## formatting, lint, types, the floor rule
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(foreach room,$(STRICT),-p kvtape.$(room))
+	$(BIN)/lint-imports
+
+format: setup ## rewrite the sources in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## measure what the documents promise
+	$(BIN)/python benchmarks/run.py
+
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
