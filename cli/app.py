@@ -1,0 +1,89 @@
+"""The command tree, and the frame every command runs in: usage errors, exit codes, interrupts, closed pipes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+from typer.exceptions import Exit, TyperException
+
+from kvtape.cli import demo, diff, doctor, record, replay, show, sql, verify
+from kvtape.cli.errors import INTERRUPTED, describe
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="kvtape",
+    help="Record, replay and explain what stays in the KV cache of an LLM session.",
+    epilog="Exit codes: 0 fine, 1 findings, 2 usage, 3 environment, 4 unreadable log, 130 interrupted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for _verb in (demo.demo, record.record, replay.replay, show.show, sql.sql, verify.verify, diff.diff, doctor.doctor):
+    app.command()(_verb)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from kvtape.cli.output import kvtape_version
+
+        print(f"kvtape {kvtape_version()}")
+        raise Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; goes anywhere.")] = False,
+) -> None:
+    """Options of every command; `--debug` is read in `run`, since it may stand behind the verb."""
+
+
+def run(argv: list[str] | None = None) -> int:
+    """Parse and run `argv` (default: the process's arguments); the exit code."""
+    args, debug = _take_debug(list(sys.argv[1:] if argv is None else argv))
+    try:
+        result = typer.main.get_command(app).main(args, prog_name="kvtape", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except TyperException as err:
+        return _usage(err)
+    except BrokenPipeError:
+        # The reader of the pipe has seen enough. Point stdout elsewhere, or the exit would complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except typer.Abort:
+        return _fail(INTERRUPTED, "interrupted")
+    except (Exception, KeyboardInterrupt) as err:
+        if debug:
+            traceback.print_exc()
+        return _fail(*describe(err))
+
+
+def _take_debug(args: list[str]) -> tuple[list[str], bool]:
+    end = args.index("--") if "--" in args else len(args)
+    kept = [arg for arg in args[:end] if arg != "--debug"]
+    return kept + args[end:], len(kept) < end
+
+
+def _usage(err: TyperException) -> int:
+    context = getattr(err, "ctx", None)
+    message = " ".join(err.format_message().split())
+    if type(err).__name__ == "NoArgsIsHelpError":
+        print(err.format_message())
+        return 0 if context is not None and context.parent is None else 2
+    path = context.command_path if context is not None else "kvtape"
+    return _fail(err.exit_code, f"{message.rstrip('.')} (see {path} --help)")
+
+
+def _fail(code: int, line: str) -> int:
+    sys.stdout.flush()
+    print(f"kvtape: {line}", file=sys.stderr, flush=True)
+    return code

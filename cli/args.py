@@ -1,0 +1,20 @@
+"""Options that several commands share, so that they read and behave the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["AsJson", "LogPath", "ModelPath", "SessionId"]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys instead of tables.")]
+LogPath = Annotated[Path, typer.Argument(metavar="LOG", help="A log file.", show_default=False)]
+ModelPath = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="M.gguf", help="The model; default: the demo model when it is the log's."),
+]
+SessionId = Annotated[
+    str | None, typer.Option("--session", metavar="S", help="Only this session.", show_default=False)
+]

