@@ -1,17 +1,17 @@
 """Every error a backend or a session raises.
 
-    KvtapeError                     message = what, where, what to do; `exit_code` is what the command line returns
-    |-- UsageError          (2)     bad input: spec, file, sizes
-    |   |-- InputRejected           token id, position, size or text that an engine must not see
-    |   |-- ContextOverflow         more tokens than the context can hold under this policy
-    |   |-- UnknownBlock            no such block in the cold store; no such snapshot
-    |   |-- StateRejected           a saved state of another model, layout or KV type; nothing was touched
-    |   `-- UnsupportedOperation    the session's capabilities do not have it; nothing was touched
-    |-- EnvironmentProblem  (3)     engine or extra missing, disk full
-    |-- Cancelled           (130)   asked for; the state is that of the operation's start
-    |-- SessionClosed       (2)     the session was closed in the ordinary way
-    |-- EngineFault         (1)     raised by a backend: its native context must not be used again
-    `-- SessionFatal        (1)     raised by a session: the first cause, and that of every later call
+KvtapeError                     message = what, where, what to do; `exit_code` is what the command line returns
+|-- UsageError          (2)     bad input: spec, file, sizes
+|   |-- InputRejected           token id, position, size or text that an engine must not see
+|   |-- ContextOverflow         more tokens than the context can hold under this policy
+|   |-- UnknownBlock            no such block in the cold store; no such snapshot
+|   |-- StateRejected           a saved state of another model, layout or KV type; nothing was touched
+|   `-- UnsupportedOperation    the session's capabilities do not have it; nothing was touched
+|-- EnvironmentProblem  (3)     engine or extra missing, disk full
+|-- Cancelled           (130)   asked for; the state is that of the operation's start
+|-- SessionClosed       (2)     the session was closed in the ordinary way
+|-- EngineFault         (1)     raised by a backend: its native context must not be used again
+`-- SessionFatal        (1)     raised by a session: the first cause, and that of every later call
 """
 
 from __future__ import annotations

@@ -17,9 +17,11 @@ from kvtape.planner.ranges import RangeSet, digest_u64s
 
 __all__ = [
     "Layout",
+    "Place",
     "Segment",
     "append",
     "cut",
+    "find_place",
     "layout_digest",
     "next_cache_position",
     "normalise",
@@ -139,3 +141,40 @@ def rank_layout(ranges: RangeSet) -> Layout:
         out.append(Segment(r.start, len(r), at))
         at += len(r)
     return normalise(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where rows can go in tape order: first cache position, and the shift that makes room there.
+
+    With `delta` > 0 the rows at cache positions `[shift_from, shift_stop)` must move by `delta` first.
+    """
+
+    cache_start: int
+    shift_from: int
+    shift_stop: int
+    delta: int
+
+
+def find_place(layout: Layout, start: int, stop: int, preferred: int | None = None) -> Place:
+    """The in-place position of the absent tape range `[start, stop)`, relative order restored.
+
+    The rows go right before the first row, in cache order, that is later in the tape. A hole of the cache is used
+    where it is: at `preferred` (where the rows were) if that is free, else as far before the later row as the tape
+    says. A hole that is too small is widened by shifting the rows behind it.
+    """
+    n = stop - start
+    behind = next((i for i, s in enumerate(layout) if s.tape_start >= stop), None)
+    if behind is None:
+        end = next_cache_position(layout)
+        at = max(end, preferred) if preferred is not None else end
+        return Place(at, at, at, 0)
+    floor = layout[behind - 1].cache_stop if behind else 0
+    right = layout[behind]
+    ceiling = right.cache_start - n
+    if ceiling < floor:
+        return Place(floor, right.cache_start, next_cache_position(layout), floor - ceiling)
+    if preferred is not None and floor <= preferred <= ceiling:
+        return Place(preferred, 0, 0, 0)
+    natural = right.cache_start - (right.tape_start - start)
+    return Place(min(max(natural, floor), ceiling), 0, 0, 0)

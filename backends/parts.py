@@ -1,0 +1,74 @@
+"""What the pieces of one session share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvtape.backends.catalog import BlockCatalog
+from kvtape.backends.cold_store import ColdStore
+from kvtape.backends.journal import Journal
+from kvtape.backends.protocol import Backend
+from kvtape.planner.blocks import Block
+from kvtape.planner.ranges import RangeSet
+from kvtape.planner.residency import ResidencyState
+from kvtape.planner.rows import BlockRow, PlanRow
+from kvtape.planner.specs import PolicySpec
+
+__all__ = ["Parts"]
+
+
+@dataclass(slots=True)
+class Parts:
+    """Backend, journal (fold and log), tape of token ids, block catalog, cold store and policy of one session."""
+
+    backend: Backend
+    journal: Journal
+    catalog: BlockCatalog
+    policy: PolicySpec
+    cold: ColdStore | None
+    allow_recompute: bool
+    evict_by_recompute: bool
+    tape: list[int] = field(default_factory=list)
+    tokens_since_plan: int = 0
+    evictions: int = 0
+    last_plan: PlanRow | None = None
+
+    @property
+    def state(self) -> ResidencyState:
+        return self.journal.state
+
+    @property
+    def n_ctx(self) -> int:
+        return self.state.n_ctx
+
+    @property
+    def free_rows(self) -> int:
+        """Rows that fit before the effective context is full."""
+        return self.n_ctx - self.state.resident_tokens
+
+    def now(self) -> int:
+        return self.journal.clock.now_ns()
+
+    def tokens_of(self, ranges: RangeSet) -> list[int]:
+        return [t for r in ranges for t in self.tape[r.start : r.stop]]
+
+    def block_rows(self, blocks: Sequence[Block], *, truncated: bool = False) -> list[BlockRow]:
+        """Rows for blocks that the next event gives their range."""
+        return [
+            BlockRow(
+                run_id=self.journal.run_id,
+                session_id=self.journal.session_id,
+                seq=self.journal.next_seq,
+                block_id=b.block_id,
+                generation=self.state.generation + (1 if truncated else 0),
+                start=b.start,
+                stop=b.stop,
+                segment=b.kind,
+                cache_class=str(b.cache_class),
+            )
+            for b in blocks
+        ]
+
+    def resident_bytes(self) -> int:
+        return self.backend.kv_bytes()["resident"]

@@ -1,0 +1,137 @@
+"""When to plan, and carrying a plan out: the only place where a policy meets a running session."""
+
+from __future__ import annotations
+
+import json
+
+from kvtape.backends import surgery
+from kvtape.backends.errors import ContextOverflow
+from kvtape.backends.parts import Parts
+from kvtape.planner.events import Op, Way
+from kvtape.planner.plan import Plan
+from kvtape.planner.rows import PlanRow
+
+__all__ = ["make_room", "rows_before_plan"]
+
+
+def rows_before_plan(parts: Parts) -> int:
+    """How many more tokens may be computed before a plan is due; at least 1 while there is a free row."""
+    room = parts.policy.limit(parts.n_ctx) - parts.state.resident_tokens
+    if parts.policy.evicts and room <= 0:
+        room = parts.policy.every - parts.tokens_since_plan
+    return max(1, min(room, parts.free_rows, _positions_left(parts)))
+
+
+def make_room(parts: Parts, incoming: int) -> int:
+    """Make room for `incoming` tokens, planning and evicting when the limit would be passed.
+
+    Returns how many tokens can be computed now, 1 to `incoming`. Raises ContextOverflow when not even one can.
+    """
+    limit = parts.policy.limit(parts.n_ctx)
+    over = parts.state.resident_tokens + incoming - limit
+    full = incoming > parts.free_rows
+    if parts.policy.evicts and over > 0 and (full or parts.tokens_since_plan >= parts.policy.every):
+        # A piece larger than what the policy may keep would ask for a budget of nothing.
+        incoming = min(incoming, max(1, limit // 2)) if parts.policy.budget is not None else incoming
+        _plan_and_evict(parts, incoming, limit, "n_ctx" if limit == parts.n_ctx else "budget")
+    if parts.free_rows <= 0:
+        why = "the protected part alone fills it" if parts.policy.evicts else f"policy {parts.policy.name} never evicts"
+        raise ContextOverflow(parts.state.resident_tokens + 1, parts.n_ctx, why)
+    _keep_positions_in_range(parts, incoming)
+    return min(incoming, parts.free_rows, _positions_left(parts))
+
+
+def _plan_and_evict(parts: Parts, incoming: int, limit: int, trigger: str) -> None:
+    began = parts.now()
+    blocks = parts.catalog.resident(parts.state.resident)
+    if not blocks:
+        return
+    budget = max(1, limit - incoming)
+    plan = parts.policy.plan(
+        blocks,
+        budget=budget,
+        capabilities=parts.backend.capabilities,
+        allow_recompute=parts.allow_recompute,
+    )
+    if plan is None:
+        return
+    parts.last_plan = _plan_row(parts, plan, incoming, limit, trigger)
+    parts.journal.emit(
+        Op.PLAN,
+        began,
+        plan=parts.last_plan,
+        n_tokens=plan.total - plan.hot,
+        reason=trigger,
+        elapsed_ns=parts.now() - began,
+    )
+    parts.tokens_since_plan = 0
+    way = surgery.choose_way(parts)
+    if plan.evict and way is not None:
+        surgery.evict(parts, [(r.start, r.stop) for r in plan.evict], way, f"plan:{trigger}")
+
+
+def _plan_row(parts: Parts, plan: Plan, incoming: int, limit: int, trigger: str) -> PlanRow:
+    return PlanRow(
+        run_id=parts.journal.run_id,
+        session_id=parts.journal.session_id,
+        seq=parts.journal.next_seq,
+        policy=parts.policy.canonical,
+        trigger=trigger,
+        limit_tokens=limit,
+        incoming_tokens=incoming,
+        budget_tokens=plan.budget,
+        total_tokens=plan.total,
+        hot_tokens=plan.hot,
+        protected_tokens=plan.protected,
+        overshoot_tokens=plan.overshoot_tokens,
+        over_budget=plan.over_budget,
+        keep=_json([[r.start, r.stop] for r in plan.keep]),
+        evict=_json([[r.block_id, r.start, r.stop] for r in plan.evict]),
+        diagnostics=_json(list(plan.diagnostics)),
+    )
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _positions_left(parts: Parts) -> int:
+    """Cache positions below the trained context; the engine computes past it, the model was not made for it."""
+    return max(0, parts.backend.facts.n_ctx_train - parts.state.next_cache_position)
+
+
+def _keep_positions_in_range(parts: Parts, incoming: int) -> None:
+    """Under gaps positions run on; one compaction brings them back before they pass the trained context."""
+    if parts.policy.positions != "gap" and _positions_left(parts) < incoming and _has_holes(parts):
+        if parts.backend.capabilities.position_shift:
+            surgery.compact(parts, "trained_context")
+        elif parts.allow_recompute and parts.backend.capabilities.recompute_range:
+            _rebuild_in_rank_order(parts)
+    if _positions_left(parts) <= 0:
+        needed, trained = parts.state.next_cache_position + 1, parts.backend.facts.n_ctx_train
+        raise ContextOverflow(needed, trained, "positions reach the trained context and cannot be compacted here")
+
+
+def _has_holes(parts: Parts) -> bool:
+    return parts.state.next_cache_position > parts.state.resident_tokens
+
+
+def _rebuild_in_rank_order(parts: Parts) -> None:
+    """Without rotation, positions only come back by computing the survivors again: a truncate of nothing."""
+    began = parts.now()
+    kept = parts.state.resident
+    result = parts.backend.rebuild(kept, parts.tokens_of(kept))
+    parts.journal.emit(
+        Op.TRUNCATE,
+        began,
+        start=len(parts.tape),
+        stop=len(parts.tape),
+        n_tokens=0,
+        way=Way.RECOMPUTE,
+        physical_prefill_calls=result.calls,
+        physical_prefill_tokens=result.tokens,
+        recomputed_tokens=result.tokens,
+        reason="trained_context",
+        elapsed_ns=parts.now() - began,
+        kv_bytes=parts.resident_bytes(),
+    )

@@ -1,0 +1,309 @@
+"""The steps that change residency: each is one engine call (or a rebuild) and the event that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvtape.backends.cold_store import ColdEntry
+from kvtape.backends.errors import ContextOverflow, UnknownBlock, UnsupportedOperation
+from kvtape.backends.parts import Parts
+from kvtape.planner import layout as lay
+from kvtape.planner.blocks import Block
+from kvtape.planner.events import BlockRef, Op, Placement, Way
+from kvtape.planner.layout import Place
+from kvtape.planner.ranges import RangeSet
+
+__all__ = ["admit", "choose_way", "compact", "evict", "refill", "truncate"]
+
+
+@dataclass(slots=True)
+class _Run:
+    """Rows to evict, contiguous in tape and cache, with the blobs that were taken of them."""
+
+    start: int
+    stop: int
+    cache_start: int
+    refs: tuple[BlockRef, ...]
+    export_ns: int = 0
+    exported: tuple[ColdEntry, ...] = ()
+
+
+def choose_way(parts: Parts) -> Way | None:
+    """How an evict would be carried out here, the cheapest way first; None when there is no way."""
+    ways = parts.policy.ways(parts.backend.capabilities, parts.allow_recompute)
+    allowed = [w for w in ways if w is Way.RECOMPUTE] if parts.evict_by_recompute else list(ways)
+    return allowed[0] if allowed else None
+
+
+def truncate(parts: Parts, tape_stop: int, reason: str) -> int:
+    """Cut the tape at `tape_stop`. Returns how many resident tokens were given up."""
+    began = parts.now()
+    before = parts.state.resident_tokens
+    kept = parts.state.resident - RangeSet([(tape_stop, max(tape_stop, parts.state.tape_length))])
+    can = parts.backend.capabilities
+    in_order = all(
+        a.tape_start < b.tape_start for a, b in zip(parts.state.layout, parts.state.layout[1:], strict=False)
+    )
+    way, calls, computed = None, None, None
+    if before == kept.n_tokens:
+        pass
+    elif can.remove_middle or (can.remove_tail and in_order):
+        parts.backend.truncate(tape_stop)
+    else:
+        result = parts.backend.rebuild(kept, parts.tokens_of(kept))
+        way, calls, computed = Way.RECOMPUTE, result.calls, result.tokens
+    removed = len(parts.tape) - tape_stop
+    del parts.tape[tape_stop:]
+    shorter = parts.catalog.truncate(tape_stop)
+    parts.journal.emit(
+        Op.TRUNCATE,
+        began,
+        block_rows=parts.block_rows(shorter, truncated=True),
+        start=tape_stop,
+        stop=tape_stop + removed,
+        n_tokens=removed,
+        way=way,
+        physical_prefill_calls=calls,
+        physical_prefill_tokens=computed,
+        recomputed_tokens=computed,
+        reason=reason,
+        elapsed_ns=parts.now() - began,
+        kv_bytes=parts.resident_bytes(),
+    )
+    _sync_cold(parts)
+    return before - kept.n_tokens
+
+
+def evict(parts: Parts, ranges: Iterable[tuple[int, int]], way: Way, reason: str) -> list[tuple[int, int]]:
+    """Evict tape ranges, all resident, in descending order. Returns the runs that were executed."""
+    wanted = RangeSet(ranges)
+    fragments = parts.catalog.split(wanted.as_pairs())
+    runs = _runs(parts, wanted)
+    if parts.cold is not None and parts.backend.capabilities.cold_store:
+        for run in runs:
+            _export(parts, run)
+    for run in runs:
+        _execute(parts, run, way, reason, fragments)
+        fragments = []
+    return [(r.start, r.stop) for r in runs]
+
+
+def _runs(parts: Parts, wanted: RangeSet) -> list[_Run]:
+    if not wanted.issubset(parts.state.resident):
+        raise UnknownBlock(f"{wanted - parts.state.resident} is not resident and cannot be evicted")
+    runs: list[_Run] = []
+    for seg in parts.state.layout:
+        for r in wanted & RangeSet([(seg.tape_start, seg.tape_stop)]):
+            at = seg.cache_start + r.start - seg.tape_start
+            runs.append(_Run(r.start, r.stop, at, parts.catalog.refs(r.start, r.stop)))
+    return sorted(runs, key=lambda r: r.start, reverse=True)
+
+
+def _export(parts: Parts, run: _Run) -> None:
+    """Copy a run's blocks out before any row moves; a block that can never fit in the store is refused."""
+    assert parts.cold is not None
+    began = parts.now()
+    exported: list[ColdEntry] = []
+    blocks = {b.block_id: b for b in parts.catalog.inside(run.start, run.stop)}
+    for ref in run.refs:
+        if parts.cold.too_large(ref.stop - ref.start, 0):
+            _refuse_cold(parts, ref)
+            continue
+        blob = parts.backend.export_block(ref.start, ref.stop)
+        if parts.cold.too_large(ref.stop - ref.start, len(blob)):
+            _refuse_cold(parts, ref)
+            continue
+        block = blocks[ref.block_id]
+        exported.append(ColdEntry(ref.block_id, ref.start, ref.stop, block.cache_class, block.last_used, blob))
+    run.exported = tuple(exported)
+    run.export_ns = parts.now() - began
+
+
+def _refuse_cold(parts: Parts, ref: BlockRef) -> None:
+    parts.journal.emit(
+        Op.REFUSE,
+        parts.now(),
+        block_id=ref.block_id,
+        start=ref.start,
+        stop=ref.stop,
+        n_tokens=ref.stop - ref.start,
+        error_class="ColdStoreTooSmall",
+        reason="cold_store: the block is larger than the whole budget",
+    )
+
+
+def _execute(parts: Parts, run: _Run, way: Way, reason: str, fragments: Sequence[Block]) -> None:
+    began = parts.now()
+    calls, computed = None, None
+    if way is Way.RECOMPUTE:
+        left = parts.state.resident - RangeSet([(run.start, run.stop)])
+        result = parts.backend.rebuild(left, parts.tokens_of(left))
+        calls, computed = result.calls, result.tokens
+    else:
+        parts.backend.evict(run.start, run.stop)
+    parts.journal.emit(
+        Op.EVICT,
+        began,
+        block_rows=parts.block_rows(fragments),
+        start=run.start,
+        stop=run.stop,
+        n_tokens=run.stop - run.start,
+        cache_start=run.cache_start,
+        way=way,
+        cold=bool(run.exported),
+        blocks=tuple(BlockRef(e.block_id, e.start, e.stop) for e in run.exported) or run.refs,
+        reason=reason,
+        physical_prefill_calls=calls,
+        physical_prefill_tokens=computed,
+        recomputed_tokens=computed,
+        elapsed_ns=parts.now() - began + run.export_ns,
+        kv_bytes=parts.resident_bytes(),
+    )
+    parts.evictions += 1
+    if run.exported:
+        _store(parts, run.exported)
+    if way is Way.REBASED:
+        tail_stop = parts.state.next_cache_position
+        if tail_stop > run.cache_start:
+            shift(parts, run.cache_start + run.stop - run.start, tail_stop, run.start - run.stop, reason)
+
+
+def _store(parts: Parts, entries: Sequence[ColdEntry]) -> None:
+    """Put what was exported into the cold store, and say what had to leave it."""
+    assert parts.cold is not None
+    for entry in entries:
+        parts.cold.put(entry)
+    for block_id in parts.cold.trim([e.block_id for e in entries]):
+        block = parts.state.cold_block(block_id)
+        assert block is not None, f"block {block_id} is in the cold store but not in the fold"
+        parts.journal.emit(
+            Op.TRIM,
+            parts.now(),
+            block_id=block_id,
+            start=block.start,
+            stop=block.stop,
+            n_tokens=block.stop - block.start,
+            reason="cold_budget",
+        )
+
+
+def shift(parts: Parts, cache_start: int, cache_stop: int, delta: int, reason: str) -> None:
+    """Move rows to other cache positions."""
+    began = parts.now()
+    layout = parts.state.layout
+    moved = sum(max(0, min(s.cache_stop, cache_stop) - max(s.cache_start, cache_start)) for s in layout)
+    parts.backend.shift(cache_start, cache_stop, delta)
+    parts.journal.emit(
+        Op.SHIFT,
+        began,
+        start=cache_start,
+        stop=cache_stop,
+        delta=delta,
+        n_tokens=moved,
+        way=Way.REBASED,
+        reason=reason,
+        elapsed_ns=parts.now() - began,
+        kv_bytes=parts.resident_bytes(),
+    )
+
+
+def compact(parts: Parts, reason: str) -> int:
+    """Close every hole of the cache, lowest first. Returns by how much the next position fell."""
+    if not parts.backend.capabilities.position_shift:
+        raise UnsupportedOperation("compact", parts.backend.refusal("position_shift") or "no position_shift")
+    before = parts.state.next_cache_position
+    while True:
+        end, hole = 0, None
+        for seg in parts.state.layout:
+            if seg.cache_start > end:
+                hole = (seg.cache_start, end - seg.cache_start)
+                break
+            end = seg.cache_stop
+        if hole is None:
+            return before - parts.state.next_cache_position
+        shift(parts, hole[0], parts.state.next_cache_position, hole[1], reason)
+
+
+def admit(parts: Parts, block_id: int, placement: Placement, reason: str) -> None:
+    """Bring a cold block back. Raises UnknownBlock, ContextOverflow, UnsupportedOperation, StateRejected."""
+    began = parts.now()
+    block = parts.state.cold_block(block_id)
+    entry = parts.cold.get(block_id) if parts.cold is not None else None
+    if block is None or entry is None:
+        known = ", ".join(str(b.block_id) for b in parts.state.cold[:8]) or "none"
+        raise UnknownBlock(f"block {block_id} is not in the cold store (cold blocks: {known})")
+    n = block.stop - block.start
+    _require_room(parts, n)
+    if placement is Placement.APPEND:
+        at = parts.state.next_cache_position
+    else:
+        at = _open_place(parts, lay.find_place(parts.state.layout, block.start, block.stop, block.cache_start), reason)
+    parts.backend.admit(entry.blob, block.start, at)
+    parts.journal.emit(
+        Op.ADMIT,
+        began,
+        block_id=block_id,
+        start=block.start,
+        stop=block.stop,
+        n_tokens=n,
+        cache_start=at,
+        way=Way.IMPORT,
+        placement=placement,
+        reason=reason,
+        elapsed_ns=parts.now() - began,
+        kv_bytes=parts.resident_bytes(),
+    )
+    assert parts.cold is not None
+    parts.cold.pop(block_id)
+    parts.catalog.touch(block.start, block.stop, parts.state.turn)
+
+
+def refill(parts: Parts, start: int, stop: int, reason: str) -> None:
+    """Compute an evicted range again, in its own place."""
+    began = parts.now()
+    _require_room(parts, stop - start)
+    if not parts.backend.capabilities.recompute_range:
+        raise UnsupportedOperation("refill", parts.backend.refusal("recompute_range") or "no recompute_range")
+    at = _open_place(parts, lay.find_place(parts.state.layout, start, stop), reason)
+    tokens = parts.tape[start:stop]
+    result = parts.backend.refill(tokens, start, at)
+    parts.catalog.split([(start, stop)])
+    parts.journal.emit(
+        Op.RECOMPUTE,
+        began,
+        tokens=tokens,
+        start=start,
+        stop=stop,
+        n_tokens=stop - start,
+        cache_start=at,
+        way=Way.RECOMPUTE,
+        placement=Placement.IN_PLACE,
+        reason=reason,
+        physical_prefill_calls=result.calls,
+        physical_prefill_tokens=result.tokens,
+        recomputed_tokens=result.tokens,
+        elapsed_ns=parts.now() - began,
+        kv_bytes=parts.resident_bytes(),
+    )
+
+
+def _require_room(parts: Parts, n_tokens: int) -> None:
+    if n_tokens > parts.free_rows:
+        raise ContextOverflow(parts.state.resident_tokens + n_tokens, parts.n_ctx, "evict something first")
+
+
+def _open_place(parts: Parts, place: Place, reason: str) -> int:
+    """The cache position of a place, after making room there."""
+    if place.delta:
+        if not parts.backend.capabilities.position_shift:
+            why = parts.backend.refusal("position_shift") or "no position_shift"
+            raise UnsupportedOperation("admit", f"its place was closed and cannot be opened again: {why}")
+        shift(parts, place.shift_from, place.shift_stop, place.delta, reason)
+    return place.cache_start
+
+
+def _sync_cold(parts: Parts) -> None:
+    """Drop the blobs of blocks that the fold no longer counts as cold."""
+    if parts.cold is not None:
+        parts.cold.keep_only([b.block_id for b in parts.state.cold])
