@@ -46,7 +46,10 @@ def digest_u64s(values: Iterable[int]) -> int:
 
 
 class RangeSet:
-    """An immutable set of positions, kept as sorted, disjoint, non-touching, non-empty ranges."""
+    """An immutable set of positions, kept as sorted, disjoint, non-touching, non-empty ranges.
+
+    Raises ValueError for a pair that is no `Range`.
+    """
 
     __slots__ = ("_ranges",)
     _ranges: tuple[Range, ...]
@@ -55,7 +58,8 @@ class RangeSet:
         pairs = sorted((r.start, r.stop) if isinstance(r, Range) else (r[0], r[1]) for r in ranges)
         merged: list[Range] = []
         for start, stop in pairs:
-            if start == stop:
+            if not 0 <= start < stop:
+                Range(start, stop)  # refuses a bad pair; what is left is empty
                 continue
             if merged and start <= merged[-1].stop:
                 if stop > merged[-1].stop:
