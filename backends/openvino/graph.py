@@ -1,0 +1,266 @@
+"""From a GGUF file to an OpenVINO graph that keeps its KV cache in states and shows every new row.
+
+The GGUF frontend gives a stateless graph: caches come in as parameters and go out as results, in f16. Here each
+cache becomes a variable, and attention stays in f32:
+
+    cache_k_l0 (parameter)                           ReadValue(cache_k_l0) -> Gather(beam_idx) -+
+    new rows -> ScatterUpdate -> Transpose -> SDPA   new rows [1,G,T,D] -----------------------Concat -> Assign
+                           \\-> Result                                                           \\-> repeat heads -> SDPA
+
+New rows of all layers leave the graph as `k_rows` and `v_rows` (`[layers, kv_heads, T, head_dim]`). They cost
+nothing measurable and leave the fused attention node whole; a result on the concatenated cache would break it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from openvino import op as base_op
+from openvino import opset13 as op
+from openvino.frontend import FrontEndManager
+from openvino.op.util import Variable, VariableInfo
+
+from kvtape.backends.errors import EnvironmentProblem, UsageError
+
+__all__ = ["GraphShape", "SessionGraph", "build_graph"]
+
+_TRANSPOSE = (0, 2, 1, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphShape:
+    """Sizes of the caches, the same in every layer. `window` is the sliding window the graph applies, 0 for none."""
+
+    layers: int
+    kv_heads: int
+    head_dim_k: int
+    head_dim_v: int
+    n_vocab: int
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionGraph:
+    """`model`: inputs inp_tokens, inp_pos, inp_out_ids, self_kq_mask, beam_idx (and self_kq_mask_swa with a window);
+    outputs `logits` `[1, 1, len(inp_out_ids), n_vocab]`, `k_rows`, `v_rows` and, when asked for, `q_rows`.
+    States are named cache_k_l0, cache_v_l0, ...: `[1, kv_heads, rows, head_dim]` f32."""
+
+    model: Any
+    shape: GraphShape
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """One cache of one layer: its name, the new rows `[1, G, T, D]` and the whole cache `[1, G, rows, D]`."""
+
+    name: str
+    rows: Any
+    whole: Any
+
+
+def build_graph(path: str | Path, *, queries: bool = False) -> SessionGraph:
+    """Convert `path`. `queries` adds the post-RoPE queries as `q_rows` `[layers, heads, T, head_dim]`.
+
+    Raises UsageError when the frontend refuses the file, EnvironmentProblem when its graph is not what this expects.
+    """
+    model = _convert(Path(path))
+    _keep_attention_in_f32(model)
+    _repair_single_head_rotation(model)
+    caches = _make_stateful(model)
+    attention = [node for node in model.get_ordered_ops() if node.get_type_name() == "ScaledDotProductAttention"]
+    keys, values = _rewire(attention, caches)
+    shown = {"k_rows": [c.rows for c in keys], "v_rows": [c.rows for c in values]}
+    if queries:
+        shown["q_rows"] = [node.input_value(0) for node in attention]
+    _show(model, shown)
+    model.outputs[0].get_tensor().set_names({"logits"})
+    model.validate_nodes_and_infer_types()
+    return SessionGraph(model, _shape(model, keys, values))
+
+
+def _convert(path: Path) -> Any:
+    # The frontend ships in the wheel but is hidden from discovery: it is reached by name only.
+    frontend = FrontEndManager().load_by_framework("gguf")
+    if frontend is None:
+        raise EnvironmentProblem("this OpenVINO has no GGUF frontend; install openvino 2026.4.1 or newer")
+    try:
+        return frontend.convert(frontend.load(str(path)))
+    except Exception as err:  # the bindings raise RuntimeError and subclasses of their own
+        raise UsageError(f"{path}: OpenVINO cannot read this GGUF: {_last_line(err)}") from None
+
+
+def _last_line(err: Exception) -> str:
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    return lines[-1] if lines else type(err).__name__
+
+
+def _name(node: Any) -> str:
+    return str(next(iter(sorted(node.get_output_tensor(0).get_names())), ""))
+
+
+def _keep_attention_in_f32(model: Any) -> None:
+    """Drop the round trips to f16, so that splitting a prefill into chunks does not change its result."""
+    for node in model.get_ordered_ops():
+        kind = node.get_type_name()
+        if kind == "Convert" and node.get_output_element_type(0) == ov.Type.f16:
+            source = node.input_value(0)
+            if source.get_element_type() == ov.Type.f32 and source.get_node().get_type_name() != "Constant":
+                _replace(node.output(0), source)
+        elif kind == "Parameter" and _name(node).startswith("cache_"):
+            node.set_element_type(ov.Type.f32)
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "ScaledDotProductAttention" and len(node.input_values()) > 4:
+            scale = node.input_value(4).get_node()
+            if scale.get_type_name() == "Constant" and scale.get_output_element_type(0) == ov.Type.f16:
+                node.input(4).replace_source_output(op.constant(np.asarray(scale.get_data(), np.float32)).output(0))
+
+
+def _repair_single_head_rotation(model: Any) -> None:
+    """Give the keys of a model with one KV head the shape their rotation needs.
+
+    The frontend multiplies such keys, still `[1, 1, T, D]`, by cosines `[1, T, 1, D]`. That broadcasts to
+    `[1, T, T, D]`: every key at every position, T rows too many for T > 1.
+    """
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "Multiply":
+            continue
+        keys, cosines = (node.input_value(i).get_partial_shape() for i in (0, 1))
+        if len(keys) != 4 or len(cosines) != 4 or not (keys[2].is_dynamic and cosines[1].is_dynamic):
+            continue
+        if keys[1].is_static and cosines[2].is_static and keys[1].get_length() == cosines[2].get_length() == 1:
+            upright = op.constant(np.array([1, -1, 1, keys[3].get_length()]))
+            node.input(0).replace_source_output(op.reshape(node.input_value(0), upright, special_zero=False).output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _replace(old: Any, new: Any) -> None:
+    for target in list(old.get_target_inputs()):
+        target.replace_source_output(new)
+
+
+def _make_stateful(model: Any) -> dict[str, _Cache]:
+    """Turn every cache parameter into a variable; returns the caches by the name of their concat node."""
+    beam = op.parameter([-1], np.int32, "beam_idx")
+    beam.output(0).get_tensor().set_names({"beam_idx"})
+    caches: dict[str, _Cache] = {}
+    variables, sinks, results, parameters = [], [], [], []
+    for scatter, parameter in list(_cache_writes(model)):
+        variable, cache, sink = _stateful_cache(scatter, parameter, beam)
+        caches[cache.whole.get_node().get_friendly_name()] = cache
+        variables.append(variable)
+        sinks.append(sink)
+        parameters.append(parameter)
+        back = op.transpose(cache.whole, op.constant(np.array(_TRANSPOSE)))
+        for target in list(scatter.output(0).get_target_inputs()):
+            if target.get_node().get_type_name() == "Result":
+                results.append(target.get_node())
+            else:
+                target.replace_source_output(back.output(0))
+    if not caches:
+        raise EnvironmentProblem("the GGUF frontend gave a graph without KV caches")
+    for result in results:
+        model.remove_result(result)
+    model.add_parameters([beam])
+    model.add_variables(variables)
+    model.add_sinks(sinks)
+    for parameter in parameters:
+        model.remove_parameter(parameter)
+    return caches
+
+
+def _cache_writes(model: Any) -> Iterator[tuple[Any, Any]]:
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "ScatterUpdate":
+            source = node.input_value(0).get_node()
+            if source.get_type_name() == "Parameter" and _name(source).startswith("cache_"):
+                yield node, source
+
+
+def _stateful_cache(scatter: Any, parameter: Any, beam: Any) -> tuple[Any, _Cache, Any]:
+    shape = parameter.get_output_partial_shape(0)
+    heads, width = shape[2].get_length(), shape[3].get_length()
+    # Behind the reshape that flattens them: [1, T, heads, width], with T elsewhere when there is one head.
+    raw = scatter.input_value(2).get_node().input_value(0)
+    if heads == 1:
+        rows = op.reshape(raw, op.constant(np.array([1, 1, -1, width])), special_zero=False)
+    else:
+        rows = op.transpose(raw, op.constant(np.array(_TRANSPOSE)))
+    info = VariableInfo()
+    info.variable_id = _name(parameter)
+    info.data_type = ov.Type.f32
+    info.data_shape = ov.PartialShape([-1, heads, -1, width])
+    variable = Variable(info)
+    empty = op.broadcast(op.constant(np.float32(0)), op.constant(np.array([1, heads, 0, width])))
+    # The gather over the batch is what the CPU plugin looks for when it fuses state and attention.
+    read = op.gather(base_op.read_value(empty, variable), beam, op.constant(np.int64(0)))
+    whole = op.concat([read.output(0), rows.output(0)], 2)
+    cache = _Cache(info.variable_id, rows.output(0), whole.output(0))
+    return variable, cache, base_op.assign(whole, variable)
+
+
+def _rewire(attention: list[Any], caches: dict[str, _Cache]) -> tuple[list[_Cache], list[_Cache]]:
+    """Feed each attention node from its caches in the form the CPU plugin fuses; keys and values by layer."""
+    keys: dict[int, _Cache] = {}
+    values: dict[int, _Cache] = {}
+    for layer, node in enumerate(attention):
+        heads = node.input_value(0).get_partial_shape()[1].get_length()
+        for port, found in ((1, keys), (2, values)):
+            cache = _source_cache(node.input_value(port).get_node(), caches)
+            node.input(port).replace_source_output(_repeat_heads(cache.whole, heads))
+            found[layer] = cache
+    for layer in range(len(attention)):
+        want = (f"cache_k_l{layer}", f"cache_v_l{layer}")
+        if (keys[layer].name, values[layer].name) != want:
+            raise EnvironmentProblem(f"attention {layer} reads {keys[layer].name} and {values[layer].name}, not {want}")
+    if 2 * len(attention) != len(caches):
+        raise EnvironmentProblem(f"{len(caches)} caches for {len(attention)} attention nodes")
+    return list(keys.values()), list(values.values())
+
+
+def _source_cache(node: Any, caches: dict[str, _Cache]) -> _Cache:
+    while node.get_friendly_name() not in caches:
+        if not node.input_values():
+            raise EnvironmentProblem("an attention node of the GGUF frontend's graph reads no KV cache")
+        node = node.input_value(0).get_node()
+    return caches[node.get_friendly_name()]
+
+
+def _repeat_heads(whole: Any, heads: int) -> Any:
+    shape = whole.get_partial_shape()
+    kv_heads, width = shape[1].get_length(), shape[3].get_length()
+    if heads == kv_heads:
+        return whole
+    apart = op.unsqueeze(whole, op.constant(np.int64(2)))
+    times = op.constant(np.array([1, 1, heads // kv_heads, 1, 1]))
+    wide = op.broadcast(apart, times, broadcast_spec="BIDIRECTIONAL")
+    return op.reshape(wide, op.constant(np.array([0, heads, -1, width])), special_zero=True).output(0)
+
+
+def _show(model: Any, shown: dict[str, list[Any]]) -> None:
+    """One result for all layers: one copy a call instead of one a layer."""
+    results = []
+    for name, rows in shown.items():
+        result = op.result(op.concat(rows, 0) if len(rows) > 1 else rows[0])
+        result.input_value(0).get_tensor().add_names({name})
+        results.append(result)
+    model.add_results(results)
+
+
+def _shape(model: Any, keys: list[_Cache], values: list[_Cache]) -> GraphShape:
+    def sizes(caches: list[_Cache]) -> set[tuple[int, int]]:
+        shapes = [c.rows.get_partial_shape() for c in caches]
+        return {(s[1].get_length(), s[3].get_length()) for s in shapes}
+
+    if len(sizes(keys)) != 1 or len(sizes(values)) != 1:
+        raise UsageError("layers with different KV shapes are not supported on OpenVINO")
+    (kv_heads, head_dim_k), (_, head_dim_v) = sizes(keys).pop(), sizes(values).pop()
+    window = 0
+    if any("self_kq_mask_swa" in port.get_names() for port in model.inputs):
+        window = int(model.get_rt_info("gguf_swa_window_size").value)
+    n_vocab = model.outputs[0].get_partial_shape()[3].get_length()
+    return GraphShape(len(keys), kv_heads, head_dim_k, head_dim_v, n_vocab, window)
