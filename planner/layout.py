@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kvtape.planner.ranges import RangeSet, digest_u64s
 
@@ -69,7 +70,7 @@ def normalise(segments: Iterable[Segment]) -> Layout:
                 continue
         merged.append(seg)
     by_tape = sorted(merged, key=lambda s: s.tape_start)
-    for left, right in zip(by_tape, by_tape[1:], strict=False):
+    for left, right in pairwise(by_tape):
         if right.tape_start < left.tape_stop:
             raise ValueError(f"{right} overlaps {left} in the tape")
     return tuple(merged)

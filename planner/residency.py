@@ -26,9 +26,7 @@ __all__ = [
 ]
 
 
-RESIDENCY_OPS = frozenset(
-    {Op.TRUNCATE, Op.PREFILL, Op.DECODE, Op.EVICT, Op.ADMIT, Op.SHIFT, Op.RECOMPUTE, Op.RESTORE}
-)
+RESIDENCY_OPS = frozenset({Op.TRUNCATE, Op.PREFILL, Op.DECODE, Op.EVICT, Op.ADMIT, Op.SHIFT, Op.RECOMPUTE, Op.RESTORE})
 """The events that change the resident set or its positions."""
 
 
@@ -209,7 +207,7 @@ def _unchanged(state: ResidencyState, event: Event) -> ResidencyState:
 def _truncate(state: ResidencyState, event: Event) -> ResidencyState:
     if event.start is None:
         raise IllegalEvent(event, "needs the cut in start")
-    _require(event, event.start <= state.tape_length, f"cut {event.start} is past the tape ({state.tape_length})")
+    _require(event, 0 <= event.start <= state.tape_length, f"cut {event.start} is off the tape ({state.tape_length})")
     kept = lay.cut(state.layout, event.start)
     if event.way == Way.RECOMPUTE:
         kept = lay.rank_layout(lay.resident_ranges(kept))
@@ -252,7 +250,9 @@ def _evict(state: ResidencyState, event: Event) -> ResidencyState:
 def _cold_blocks(state: ResidencyState, event: Event, start: int, stop: int, at: int) -> list[ColdBlock]:
     refs: tuple[BlockRef, ...] = event.blocks or ()
     covered = RangeSet((r.start, r.stop) for r in refs)
+    _require(event, all(r.start < r.stop for r in refs), "one of its blocks is empty")
     _require(event, sum(r.stop - r.start for r in refs) == covered.n_tokens, "its blocks overlap")
+    _require(event, len({r.block_id for r in refs}) == len(refs), "two of its blocks have one id")
     _require(event, covered.issubset(RangeSet([(start, stop)])), "a block reaches outside the range")
     for ref in refs:
         _require(event, state.cold_block(ref.block_id) is None, f"block {ref.block_id} is already cold")
@@ -265,13 +265,20 @@ def _shift(state: ResidencyState, event: Event) -> ResidencyState:
     moved = sum(max(0, min(s.cache_stop, event.stop) - max(s.cache_start, event.start)) for s in state.layout)
     _require(event, moved > 0, "moves no resident row")
     _require(event, event.n_tokens in (None, moved), f"n_tokens {event.n_tokens}, {moved} rows move")
-    before = [s.tape_start for s in state.layout]
     after = lay.shift(state.layout, event.start, event.stop, event.delta)
-    # Merging may shorten the list, so order is compared on what is left of it.
-    rank = {tape: i for i, tape in enumerate(before)}
-    order = [rank[s.tape_start] for s in after if s.tape_start in rank]
-    _require(event, order == sorted(order), "rows change their order")
+    _require(event, _row_order(after) == _row_order(state.layout), "rows change their order")
     return replace(state, layout=after)
+
+
+def _row_order(layout: Layout) -> list[list[int]]:
+    """The tape runs in cache order, whatever the cache holes between them: two layouts with one row order agree."""
+    runs: list[list[int]] = []
+    for s in layout:
+        if runs and runs[-1][1] == s.tape_start:
+            runs[-1][1] = s.tape_stop
+        else:
+            runs.append([s.tape_start, s.tape_stop])
+    return runs
 
 
 def _put_back(state: ResidencyState, event: Event, start: int, stop: int) -> Layout:
@@ -282,8 +289,10 @@ def _put_back(state: ResidencyState, event: Event, start: int, stop: int) -> Lay
     else:
         before = [s for s in state.layout if s.cache_stop <= at]
         behind = [s for s in state.layout if s.cache_start >= at]
-        in_order = (not before or before[-1].tape_start < start) or (not behind or behind[0].tape_start > start)
-        _require(event, in_order, "in_place, but neither neighbour is in tape order")
+        after_left = bool(before) and before[-1].tape_start < start
+        before_right = bool(behind) and behind[0].tape_start > start
+        alone = not before and not behind
+        _require(event, alone or after_left or before_right, "in_place, but neither neighbour is in tape order")
     return lay.append(state.layout, start, stop - start, at)
 
 
@@ -324,13 +333,14 @@ def _restore(state: ResidencyState, event: Event) -> ResidencyState:
     saved = next((s for i, s in state.snapshots if i == event.snapshot_id), None)
     if saved is None:
         raise IllegalEvent(event, f"snapshot {event.snapshot_id} was never taken")
-    alive = {b.block_id for b in state.cold}
+    # A blob that was admitted and evicted again lies where it last stood, so the entries are today's.
+    held = {b.block_id for b in saved.cold}
     return replace(
         state,
         tape_length=saved.tape_length,
         prefix_length=saved.prefix_length,
         layout=saved.layout,
-        cold=tuple(b for b in saved.cold if b.block_id in alive),
+        cold=tuple(b for b in state.cold if b.block_id in held),
         generation=state.generation + 1,
     )
 
@@ -370,4 +380,3 @@ _HANDLERS = {
     Op.LOST: _lost,
     Op.FATAL: _fatal,
 }
-

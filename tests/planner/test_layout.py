@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +43,7 @@ def _runs(parts: list[tuple[int, int, int]]) -> dict[int, int]:
 
 
 def assert_normal(layout: Layout) -> None:
-    for a, b in zip(layout, layout[1:], strict=False):
+    for a, b in itertools.pairwise(layout):
         assert a.cache_stop <= b.cache_start
         assert not (a.cache_stop == b.cache_start and a.tape_stop == b.tape_start), "neighbours are merged"
     assert all(s.length > 0 for s in layout)
@@ -98,7 +100,7 @@ def test_append_adds_rows_or_refuses_an_overlap(rows: dict[int, int], tape: int,
 def test_shift_moves_rows_or_refuses(rows: dict[int, int], start: int, stop: int, delta: int) -> None:
     moved = {t: c + delta if start <= c < stop else c for t, c in rows.items()}
     if min(moved.values(), default=0) < 0 or len(set(moved.values())) < len(moved):
-        with pytest.raises(ValueError, match="overlaps|bad segment"):
+        with pytest.raises(ValueError, match=r"overlaps|bad segment"):
             lay.shift(from_dict(rows), start, stop, delta)
     else:
         after = lay.shift(from_dict(rows), start, stop, delta)
@@ -116,3 +118,25 @@ def test_gap_and_rebased_as_drawn() -> None:
     gap = lay.remove(lay.rank_layout(RangeSet([(0, 8)])), 2, 4)
     assert gap == (Segment(0, 2, 0), Segment(4, 4, 4))
     assert lay.shift(gap, 4, 8, -2) == (Segment(0, 2, 0), Segment(4, 4, 2))
+
+
+@given(layouts, st.integers(0, 14), st.integers(1, 4), st.none() | st.integers(0, 20))
+def test_find_place_opens_room_before_the_first_later_row(
+    rows: dict[int, int], start: int, n: int, preferred: int | None
+) -> None:
+    stop = start + n
+    rows = {t: c for t, c in rows.items() if not start <= t < stop}
+    place = lay.find_place(from_dict(rows), start, stop, preferred)
+    opened = from_dict(rows)
+    if place.delta:
+        assert place.delta > 0
+        opened = lay.shift(opened, place.shift_from, place.shift_stop, place.delta)
+    after = as_dict(lay.append(opened, start, n, place.cache_start))
+    order = sorted(after, key=lambda t: after[t])
+    assert [t for t in order if not start <= t < stop] == sorted(rows, key=lambda t: rows[t]), "the others keep order"
+    following = order[order.index(stop - 1) + 1 :]
+    assert not following or following[0] >= stop, "right before a row that is later in the tape"
+    before = order[: order.index(start)]
+    assert all(t < start for t in before), "and before the first such row"
+    if sorted(rows, key=lambda t: rows[t]) == sorted(rows):
+        assert order == sorted(after), "tape order stays tape order"
