@@ -15,6 +15,4 @@ ModelPath = Annotated[
     Path | None,
     typer.Option("--model", metavar="M.gguf", help="The model; default: the demo model when it is the log's."),
 ]
-SessionId = Annotated[
-    str | None, typer.Option("--session", metavar="S", help="Only this session.", show_default=False)
-]
+SessionId = Annotated[str | None, typer.Option("--session", metavar="S", help="Only this session.", show_default=False)]

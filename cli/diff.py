@@ -24,7 +24,10 @@ def diff(
     session: SessionId = None,
     as_json: AsJson = False,
 ) -> int:
-    """Compare what happened in two logs, without times and run names. Exits 1 when they differ."""
+    """Find the first event in which two logs differ.
+
+    Times and run names are left out. Exits 1 when the logs differ.
+    """
     from kvtape.cli.logs import opened
     from kvtape.cli.output import Section, emit
 

@@ -19,7 +19,11 @@ _PROBE_SECONDS = 120
 
 
 def doctor(model: ModelPath = None, as_json: AsJson = False) -> int:
-    """Try every engine on the demo model (or --model) and say what it can do. Exits 3 when an installed one fails."""
+    """Say what works on this machine, and why not.
+
+    Every engine runs a few tokens of the demo model (or --model) in a process of its own. Exits 3 when an installed
+    one fails.
+    """
     from kvtape.cli.models import find_demo_model
     from kvtape.cli.output import emit
 

@@ -1,11 +1,11 @@
 """The one place where an exception becomes an exit code and one line on stderr.
 
-    0    fine
-    1    findings: a divergence, a readable log that fails verification, two logs that differ, a fatal session
-    2    usage or bad input: option, spec, missing file, foreign file, newer schema, a log of another model
-    3    environment: engine or extra missing, disk full
-    4    an unreadable or torn log
-    130  interrupted
+0    fine
+1    findings: a divergence, a readable log that fails verification, two logs that differ, a fatal session
+2    usage or bad input: option, spec, missing file, foreign file, newer schema, a log of another model
+3    environment: engine or extra missing, disk full
+4    an unreadable or torn log
+130  interrupted
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ __all__ = ["EXIT_CODES", "INTERRUPTED", "describe", "missing_extra"]
 
 INTERRUPTED: Final = 130
 
-# By name, so that mapping an error imports no room that the command did not need.
+# Errors of `backends` and `traces` bear their code; those of the lowest floor know nothing of commands. By name, so
+# that mapping an error imports no room that the command did not need.
 EXIT_CODES: Final[dict[str, int]] = {
     "kvtape.capacity.model.ModelFileError": 2,
+    "kvtape.planner.grammar.SpecError": 2,
+    "kvtape.planner.plan.PlanError": 2,
     "kvtape.planner.residency.IllegalEvent": 1,
     "kvtape.planner.residency.ResidencyMismatch": 1,
 }

@@ -41,9 +41,13 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is resident, cold and gone, the layout, the counters and the last plan.
+    """Show the state of a session at any moment.
 
-    Example: kvtape show demo-out/demo.duckdb --session main --at 40
+    What is resident, cold and gone, the layout, the counters and the last plan, folded from the events.
+
+    \b
+    Example:
+      kvtape show demo-out/demo.duckdb --session essay --at 40
     """
     from kvtape.backends.errors import UsageError
     from kvtape.cli.logs import chosen_sessions, opened
@@ -126,9 +130,14 @@ def _section(row: SessionRow, state: ResidencyState, facts: dict[str, Any]) -> S
         ("dropped", f"{state.dropped.n_tokens}: {ranges_text(state.dropped)}"),
         ("layout (tape -> cache)", " ".join(f"{s.tape_start}+{s.length}->{s.cache_start}" for s in state.layout[:8])),
         ("counters", ", ".join(f"{name} {value}" for name, value in counters.items() if value)),
-        ("last plan", "none" if plan is None else f"event {plan['seq']}: {plan['trigger']}, keeps "
-         f"{plan['hot_tokens']} of {plan['total_tokens']}, evicts "
-         f"{ranges_text(RangeSet((a, b) for _, a, b in plan['evict']))}"),
+        (
+            "last plan",
+            "none"
+            if plan is None
+            else f"event {plan['seq']}: {plan['trigger']}, keeps "
+            f"{plan['hot_tokens']} of {plan['total_tokens']}, evicts "
+            f"{ranges_text(RangeSet((a, b) for _, a, b in plan['evict']))}",
+        ),
         ("ended", f"fatal: {state.fatal}" if state.fatal else "closed" if state.closed else "open"),
     ]
     return Section(f"session {row.session_id}", ("what", "value"), lines)

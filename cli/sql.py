@@ -16,9 +16,11 @@ def sql(
     query: Annotated[str, typer.Argument(metavar="SELECT", help="The query; - reads it from stdin.")],
     as_json: AsJson = False,
 ) -> None:
-    """Ask the log a question in SQL; it is opened read-only.
+    """Ask the log a question; it is opened read-only.
 
-    Example: kvtape sql demo-out/demo.duckdb "SELECT * FROM why_prefilled LIMIT 5"
+    \b
+    Example:
+      kvtape sql demo-out/demo.duckdb "SELECT * FROM why_prefilled LIMIT 5"
     """
     import sys
 

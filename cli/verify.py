@@ -8,9 +8,10 @@ __all__ = ["verify"]
 
 
 def verify(log: LogPath, as_json: AsJson = False) -> int:
-    """Recompute the hash chain and compare it with the log and its head file.
+    """Check that a log is what was written.
 
-    Exits 1 when an edited, missing, repeated or reordered row or a lost tail is found, 4 when the file cannot be read.
+    The hash chain is computed again and compared with the log and its head file. Exits 1 when an edited, missing,
+    repeated or reordered row or a lost tail is found, 4 when the file cannot be read.
     """
     from dataclasses import asdict
 

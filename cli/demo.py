@@ -1,0 +1,163 @@
+"""`kvtape demo`: the whole tool on a real model in a few minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvtape.cli.args import AsJson
+
+if TYPE_CHECKING:
+    from kvtape.backends.protocol import Engine
+    from kvtape.cli.demo_script import Material, SessionPlan
+    from kvtape.cli.output import Section
+    from kvtape.traces.reader import Log
+    from kvtape.traces.recorder import Recorder
+
+__all__ = ["QUESTIONS", "REPLAY_ON", "demo"]
+
+REPLAY_ON = ("llama", "openvino", "openvino:way=recompute")
+QUESTION = "\n\nQuestion: what did Odile keep on her desk?\nAnswer:"
+MEANT = "\n\nQuestion: what is the witness, the plan, the ledger or the book?\nAnswer:"
+
+QUESTIONS: dict[str, str] = {
+    "Why was each prompt prefilled?": (
+        "SELECT session_id, turn, reason, count(*) AS prefills, sum(n_tokens) AS tokens FROM why_prefilled "
+        "GROUP BY ALL ORDER BY session_id, turn, reason"
+    ),
+    "What did each operation cost?": (
+        "SELECT op, way, sum(events) AS events, sum(tokens) AS tokens FROM costs GROUP BY ALL ORDER BY op, way"
+    ),
+    "How did the sessions end?": "SELECT session_id, seq, error_class, reason FROM fatals ORDER BY session_id, seq",
+}
+"""The three questions whose answers the demo prints."""
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everything is written.")] = Path("demo-out"),
+    model: Annotated[Path | None, typer.Option("--model", metavar="M.gguf", help="Default: the demo model.")] = None,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Engine threads.")] = 1,
+    as_json: AsJson = False,
+) -> int:
+    """Record a session, replay it on both engines, ask three questions.
+
+    Writes the log with its head and key, replay.json and answers.json to DIR; an earlier demo there is replaced.
+    Exits 1 when the engines disagree.
+    """
+    from kvtape.cli.logs import opened
+    from kvtape.cli.models import demo_model
+    from kvtape.cli.output import Section, emit, note
+    from kvtape.cli.replay import replay_log, replay_sections
+
+    path = model if model is not None else demo_model()
+    log = _fresh(out)
+    note(f"1/3 recording two sessions of {path.name} on llama.cpp into {log}")
+    answer = _record(log, path, threads)
+    with opened(log) as tape:
+        note(f"2/3 replaying on {', '.join(REPLAY_ON)}, and asking each engine's memory what it holds")
+        report = replay_log(tape, list(REPLAY_ON), path).to_json()
+        note("3/3 asking the log")
+        answers = {question: _ask(tape, query) for question, query in QUESTIONS.items()}
+        digest = tape.logical_digest(tape.default_run())
+        events = tape.sql("SELECT count(*) FROM events")[1][0][0]
+    _write(out / "replay.json", report)
+    _write(out / "answers.json", answers)
+    sections: list[Section] = [*replay_sections(report)]
+    sections += [Section(q, tuple(a["columns"]), [tuple(row) for row in a["rows"]]) for q, a in answers.items()]
+    sections.append(Section(f"the model answered: {' '.join(answer.split())}", (), ()))
+    sections.append(Section(f"{events} events in {log}; look around with: kvtape show {log}", (), ()))
+    body = {"log": str(log), "events": events, "answer": answer, "replay": report, "answers": answers}
+    emit("demo", body, sections, as_json=as_json, digest=digest, digest_kind="logical")
+    return 0 if report["equal"] else 1
+
+
+def _fresh(out: Path) -> Path:
+    """The path of the log in an existing folder, with what an earlier demo left there removed."""
+    from kvtape.backends.errors import UsageError
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(f"{out}: is a file; name a folder with --out") from None
+    for old in (*out.glob("demo.duckdb*"), out / "replay.json", out / "answers.json"):
+        old.unlink(missing_ok=True)
+    return out / "demo.duckdb"
+
+
+def _record(log: Path, model: Path, threads: int) -> str:
+    from kvtape.backends.clock import MonotonicClock
+    from kvtape.backends.registry import open_engine
+    from kvtape.cli.demo_script import ESSAY, NOTES
+    from kvtape.cli.recording import live_run, recording
+
+    engine = open_engine("llama", model, {})
+    try:
+        material = _material(engine)
+        clock = MonotonicClock()
+        plans = [ESSAY.policy, NOTES.policy]
+        run = live_run({"verb": "demo", "policies": plans, "model": engine.facts.fingerprint}, engine, clock)
+        with recording(log, run, clock) as recorder:
+            said = _sessions(engine, material, recorder, run.run_id, threads)
+        return engine.detokenize(said)
+    finally:
+        engine.close()
+
+
+def _material(engine: Engine) -> Material:
+    from importlib.resources import files
+
+    from kvtape.cli.demo_script import Material
+
+    essay = files("kvtape.cli").joinpath("text", "essay.txt").read_text(encoding="utf-8")
+    return Material(essay=engine.tokenize(essay), question=engine.tokenize(QUESTION), meant=engine.tokenize(MEANT))
+
+
+def _sessions(engine: Engine, material: Material, recorder: Recorder, run_id: str, threads: int) -> tuple[int, ...]:
+    from kvtape.cli.demo_script import ESSAY, NOTES, play_essay, play_notes
+    from kvtape.cli.output import note
+
+    def tell(text: str) -> None:
+        note(f"    {text}")
+
+    essay, _ = _open(engine, ESSAY, recorder, run_id, threads)
+    with essay:
+        said = play_essay(essay, material, tell)
+    notes, backend = _open(engine, NOTES, recorder, run_id, threads)
+    with notes:
+        fatal = play_notes(notes, material, backend.abort_next, tell)
+    tell(f"it says so on every later call: {fatal}")
+    return said
+
+
+def _open(engine: Engine, plan: SessionPlan, recorder: Recorder, run_id: str, threads: int) -> tuple[Any, Any]:
+    from kvtape.backends.clock import MonotonicClock
+    from kvtape.backends.protocol import SessionConfig
+    from kvtape.backends.session import Session
+    from kvtape.planner.specs import parse_policy
+
+    backend = engine.open(SessionConfig(n_ctx=plan.n_ctx, threads=threads, cold_budget_tokens=plan.cold_budget_tokens))
+    session = Session(
+        backend,
+        parse_policy(plan.policy),
+        recorder,
+        MonotonicClock(),
+        run_id=run_id,
+        session_id=plan.session_id,
+        content=True,
+    )
+    return session, backend
+
+
+def _ask(tape: Log, query: str) -> dict[str, Any]:
+    from kvtape.cli.sql import jsonable
+
+    columns, rows = tape.sql(query)
+    return {"query": query, "columns": list(columns), "rows": [[jsonable(v) for v in row] for row in rows]}
+
+
+def _write(path: Path, value: Any) -> None:
+    import json
+
+    path.write_text(json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

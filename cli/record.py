@@ -1,0 +1,179 @@
+"""`kvtape record`: run a text or a chat on a real engine and keep every cache operation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvtape.cli.args import AsJson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvtape.backends.protocol import Backend, Engine, SessionConfig
+    from kvtape.cli.prompts import Script
+    from kvtape.planner.specs import PolicySpec
+
+__all__ = ["record"]
+
+SESSION_ID = "main"
+
+
+def record(
+    log: Annotated[Path, typer.Option("--log", metavar="L", help="The log to write; must not exist yet.")],
+    model: Annotated[Path | None, typer.Option("--model", metavar="M.gguf", help="Default: the demo model.")] = None,
+    backend: Annotated[
+        str, typer.Option("--backend", metavar="SPEC", help="llama or openvino[:key=value,...].")
+    ] = "llama",
+    policy: Annotated[str, typer.Option("--policy", metavar="SPEC", help="What to keep.")] = "stream:sink=4,recent=508",
+    n_ctx: Annotated[int, typer.Option("--n-ctx", metavar="N", min=2, help="Context, tokens.")] = 1024,
+    text: Annotated[str | None, typer.Option("--text", metavar="F", help="A text file; - for stdin.")] = None,
+    chat: Annotated[
+        str | None, typer.Option("--chat", metavar="F", help="JSON lines {role, content}; - for stdin.")
+    ] = None,
+    decode: Annotated[int, typer.Option("--decode", metavar="N", min=0, help="Tokens to generate each turn.")] = 64,
+    content: Annotated[bool, typer.Option("--content", help="Store token ids (default: keyed hashes only).")] = False,
+    cold_tokens: Annotated[int, typer.Option("--cold-tokens", min=0, help="Budget of the cold store, tokens.")] = 0,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Engine threads.")] = 1,
+    chunk: Annotated[int, typer.Option("--chunk", min=1, help="Tokens in one prefill call.")] = 512,
+    as_json: AsJson = False,
+) -> int:
+    """Run a text or a chat and write every cache operation to a log.
+
+    Ctrl-C stops where the state is whole; the log is sealed then too.
+
+    \b
+    Example:
+      kvtape record --text book.txt --policy stream:sink=4,recent=508 \\
+        --n-ctx 1024 --log book.duckdb --content
+    """
+    from functools import partial
+
+    from kvtape.backends.errors import UsageError
+    from kvtape.backends.protocol import SessionConfig
+    from kvtape.backends.registry import open_engine
+    from kvtape.cli.models import demo_model
+    from kvtape.cli.prompts import chat_script, read_chat, read_text, text_script
+    from kvtape.cli.recording import engine_spec, require_new
+    from kvtape.planner.specs import parse_policy
+
+    # Everything that can be wrong is looked at before the log exists.
+    if (text is None) == (chat is None):
+        raise UsageError("give one of --text and --chat")
+    spec = parse_policy(policy)
+    name, options, way = engine_spec(backend)
+    make: Callable[[Engine], Script]
+    if chat is not None:
+        make = partial(chat_script, messages=read_chat(chat), decode=decode)
+    else:
+        make = partial(text_script, text=read_text(text or "-"), decode=decode)
+    require_new(log)
+    engine = open_engine(name, model if model is not None else demo_model(), options)
+    try:
+        config = SessionConfig(
+            n_ctx=n_ctx, chunk=chunk, threads=threads, cold_budget_tokens=cold_tokens, options=options
+        )
+        return _run(log, engine, make(engine), config, spec, backend=backend, way=way, content=content, as_json=as_json)
+    finally:
+        engine.close()
+
+
+def _run(
+    log: Path,
+    engine: Engine,
+    script: Script,
+    config: SessionConfig,
+    policy: PolicySpec,
+    *,
+    backend: str,
+    way: str,
+    content: bool,
+    as_json: bool,
+) -> int:
+    from kvtape.backends.clock import MonotonicClock
+    from kvtape.backends.errors import Cancelled
+    from kvtape.backends.session import Session
+    from kvtape.cli.errors import INTERRUPTED
+    from kvtape.cli.output import note
+    from kvtape.cli.progress import WatchedSink, progress
+    from kvtape.cli.recording import interruptible, live_run, recording
+
+    kv = _open(engine, config, policy, script)
+    clock = MonotonicClock()
+    asked = {
+        "verb": "record",
+        "backend": backend,
+        "policy": policy.canonical,
+        "n_ctx": config.n_ctx,
+        "chunk": config.chunk,
+        "threads": config.threads,
+        "cold_tokens": config.cold_budget_tokens,
+        "decode": script.decode_tokens,
+        "model": engine.facts.fingerprint,
+    }
+    run = live_run(asked, engine, clock)
+    said: list[int] = []
+    interrupted = False
+    with progress("recording") as shown, recording(log, run, clock) as recorder:
+        sink = WatchedSink(recorder, shown, script.n_tokens)
+        with Session(
+            kv, policy, sink, clock, run_id=run.run_id, session_id=SESSION_ID, content=content, evict_by=way
+        ) as session:
+            try:
+                with interruptible(session):
+                    said = script.play(session)
+            except (Cancelled, KeyboardInterrupt):
+                interrupted = True
+    _report(log, engine.detokenize(said), as_json=as_json)
+    if interrupted:
+        note(f"kvtape: interrupted; {log} holds all that happened until then, and is sealed")
+        return INTERRUPTED
+    return 0
+
+
+def _open(engine: Engine, config: SessionConfig, policy: PolicySpec, script: Script) -> Backend:
+    """The native context, once it is certain that policy and prompt fit it."""
+    from kvtape.backends.errors import ContextOverflow
+
+    kv = engine.open(config)
+    try:
+        policy.check_context(kv.n_ctx)
+        if not policy.evicts and script.n_tokens > kv.n_ctx:
+            raise ContextOverflow(
+                script.n_tokens, kv.n_ctx, "policy none never evicts; raise --n-ctx or choose a stream policy"
+            )
+    except Exception:
+        kv.close()
+        raise
+    return kv
+
+
+def _report(log: Path, said: str, *, as_json: bool) -> None:
+    from kvtape.cli.logs import opened
+    from kvtape.cli.output import Section, emit
+
+    with opened(log) as tape:
+        run_id = tape.default_run()
+        events = tape.events(run_id, SESSION_ID)
+        state = tape.state_at(run_id, SESSION_ID, None)
+        body: dict[str, Any] = {
+            "log": str(log),
+            "run_id": run_id,
+            "session_id": SESSION_ID,
+            "events": len(events),
+            "tape_tokens": state.tape_length,
+            "resident_tokens": state.resident_tokens,
+            "evicted_tokens": sum(e.n_tokens or 0 for e in events if e.op == "evict"),
+            "said": said,
+        }
+        rows = [(key, value) for key, value in body.items() if key != "run_id"]
+        emit(
+            "record",
+            body,
+            [Section(f"recorded {log}", ("what", "value"), rows)],
+            as_json=as_json,
+            digest=tape.logical_digest(run_id),
+            digest_kind="logical",
+        )

@@ -1,0 +1,106 @@
+"""`kvtape replay`: carry a log out again on real engines, and ask each engine's memory whether it agrees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvtape.cli.args import AsJson, LogPath, ModelPath
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from kvtape.cli.output import Section
+    from kvtape.replay.report import ReplayReport
+    from kvtape.traces.reader import Log
+
+__all__ = ["replay", "replay_log", "replay_sections"]
+
+
+def replay(
+    log: LogPath,
+    on: Annotated[
+        list[str],
+        typer.Option("--on", metavar="SPEC", help="llama or openvino[:key=value,...]; repeatable.", show_default=False),
+    ],
+    model: ModelPath = None,
+    as_json: AsJson = False,
+) -> int:
+    """Carry a log out again and compare what each engine holds.
+
+    After every event that changes what is resident, each engine's own memory is read and judged. Exits 1 at a
+    divergence.
+
+    \b
+    Example:
+      kvtape replay demo-out/demo.duckdb --on llama --on openvino:way=recompute
+    """
+    from kvtape.cli.logs import opened
+    from kvtape.cli.output import emit
+
+    with opened(log) as tape:
+        report = replay_log(tape, on, model)
+    body = report.to_json()
+    emit("replay", body, replay_sections(body), as_json=as_json)
+    return 0 if body["equal"] else 1
+
+
+def replay_log(tape: Log, on: list[str], model: Path | None) -> ReplayReport:
+    """Replay the log's default run, with progress on stderr. Raises UsageError when the model is not to be found."""
+    from kvtape.cli.models import model_for_log
+    from kvtape.cli.progress import progress
+    from kvtape.replay.replayer import replay as run
+
+    rows = tape.sessions(tape.default_run())
+    path = model_for_log(model, rows[0].model_fingerprint, rows[0].model_name) if rows else model
+    with progress("replaying") as shown:
+        return run(
+            tape,
+            on,
+            model_path=path,
+            progress=lambda session, seq, total: shown.update(seq, total, session),
+        )
+
+
+def replay_sections(body: dict[str, Any]) -> list[Section]:
+    """The equality table, and where there is one the first divergence with the events before it."""
+    from kvtape.cli.output import Section
+
+    columns = (
+        "backend",
+        "way",
+        "events",
+        "residency events",
+        "witnessed",
+        "identities",
+        "not executed",
+        "checkpoints",
+        "mean KL",
+        "max KL",
+        "top-1",
+    )
+    keys = (
+        "name",
+        "way",
+        "events_compared",
+        "residency_events",
+        "witness_positions",
+        "witness_identities",
+        "not_executed",
+        "checkpoints",
+        "mean_kl",
+        "max_kl",
+        "top1",
+    )
+    verdict = "EQUAL: the same tokens are resident everywhere" if body["equal"] else "NOT EQUAL"
+    sections = [Section(verdict, columns, [tuple(b[key] for key in keys) for b in body["backends"]])]
+    first = body["first_divergence"]
+    if first is not None:
+        facts = [(key, value) for key, value in first.items() if key != "context"]
+        sections.append(Section("first divergence", ("what", "value"), facts))
+        context = first.get("context") or []
+        if context:
+            names = tuple(context[0])
+            sections.append(Section("events around it", names, [tuple(e[n] for n in names) for e in context]))
+    return sections
