@@ -56,14 +56,18 @@ class Profile:
 
 
 class Passenger(Protocol):
-    """A session on a compiled model."""
+    """A session on a compiled model. Neither method raises: what goes wrong is that session's own failure."""
 
-    def board(self, runner: Runner) -> None:
-        """Continue on `runner`, a fresh request, with the rows it had. Never raises: a failure is the session's own."""
+    def carry_over(self, runner: Runner) -> None:
+        """Go on with `runner`, a fresh request, and the rows it had."""
+
+    def strand(self, reason: str) -> None:
+        """There is no compiled model to go on with."""
 
 
 class Compiled:
-    """`rotation` is how its keys rotate, or why that is unknown. Raises UsageError when `profile` cannot be had.
+    """`rotation` is how its keys rotate, or why that is unknown; `imports` counts revivals. Raises UsageError when
+    `profile` cannot be had.
 
     `lock` is held while a request computes or states are written: a failure in one session replaces the requests of
     all others.
@@ -74,23 +78,29 @@ class Compiled:
         self.shape: GraphShape = graph.shape
         self.profile = profile
         self.lock = threading.RLock()
-        self.generation = 0
+        self.imports = 0
         try:
             self._model = core().compile_model(graph.model, "CPU", profile.properties())
             blob = io.BytesIO()
             self._model.export_model(blob)
         except RuntimeError as err:
-            raise EnvironmentProblem(f"{path.name}: OpenVINO cannot compile this model: {_first_line(err)}") from None
+            raise EnvironmentProblem(f"{path.name}: OpenVINO cannot compile this model: {_last_line(err)}") from None
         self._blob = blob.getvalue()
         self._passengers: list[weakref.ref[Passenger]] = []
         self.rotation: Rotation | str = self._probe(path.name, model)
 
     def board(self, passenger: Passenger) -> Runner:
-        """A request for a new session, which is carried along from now on."""
+        """A request for a new session, which is carried along from now on. Raises EnvironmentProblem."""
         with self.lock:
             self._passengers = [ref for ref in self._passengers if ref() is not None]
+            try:
+                if self._model is None:
+                    self._import()
+                runner = Runner(self._model, self.shape)
+            except RuntimeError as err:
+                raise EnvironmentProblem(f"OpenVINO cannot open a session: {_last_line(err)}") from None
             self._passengers.append(weakref.ref(passenger))
-            return Runner(self._model, self.shape)
+            return runner
 
     def leave(self, passenger: Passenger) -> None:
         with self.lock:
@@ -100,12 +110,21 @@ class Compiled:
         """Replace the poisoned compiled model and carry every session that is still aboard onto the new one."""
         with self.lock:
             self._model = None
-            self._model = core().import_model(self._blob, "CPU", self.profile.properties())
-            self.generation += 1
-            for ref in list(self._passengers):
-                passenger = ref()
-                if passenger is not None:
-                    passenger.board(Runner(self._model, self.shape))
+            aboard = [passenger for ref in self._passengers if (passenger := ref()) is not None]
+            try:
+                self._import()
+                runners = [Runner(self._model, self.shape) for _ in aboard]
+            except (RuntimeError, MemoryError) as err:
+                self._model = None
+                for passenger in aboard:
+                    passenger.strand(f"the compiled model could not be imported again: {_last_line(err)}")
+                return
+            for passenger, runner in zip(aboard, runners, strict=True):
+                passenger.carry_over(runner)
+
+    def _import(self) -> None:
+        self._model = core().import_model(self._blob, "CPU", self.profile.properties())
+        self.imports += 1
 
     def _probe(self, name: str, model: ModelShape) -> Rotation | str:
         """One token, seeing only itself, at several positions: shows the rotation and the true storage types."""
@@ -147,5 +166,5 @@ def core() -> Any:
     return ov.Core()
 
 
-def _first_line(err: Exception) -> str:
+def _last_line(err: Exception) -> str:
     return next((line.strip() for line in reversed(str(err).splitlines()) if line.strip()), type(err).__name__)

@@ -17,7 +17,7 @@ from kvtape.planner.capabilities import Capabilities
 __all__ = ["ARCHITECTURES", "Gate", "check_model", "gate"]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""Compared with an independent implementation; others may convert, but nobody has shown that their numbers are right."""
+"""Compared with an independent implementation; others may convert, but their numbers are not shown to be right."""
 
 _EXACT_TYPES = frozenset({"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q3_K", "Q5_K", "Q6_K"})
 _Q4_K_SWITCH = "OV_GGUF_Q4_K_ZP_F16"
@@ -28,21 +28,26 @@ _FLAGS = tuple(Capabilities.__dataclass_fields__)
 
 
 def check_model(model: ModelShape, header: GgufHeader) -> None:
-    """Raises UsageError for a file that would load and compute something else, EnvironmentProblem where a switch helps."""
+    """Raises UsageError for a file that would compute something else, EnvironmentProblem where a switch helps."""
     if model.arch not in ARCHITECTURES:
         raise UsageError(
             f"{model.path}: architecture {model.arch!r} is not proven on OpenVINO; use {', '.join(ARCHITECTURES)}, or "
             "another backend"
         )
     if model.sliding_window:
-        raise UsageError(f"{model.path}: its sliding window is applied by OpenVINO but not by llama.cpp; use llama alone")
+        raise UsageError(
+            f"{model.path}: its sliding window is applied by OpenVINO but not by llama.cpp; use llama alone"
+        )
     types = header.tensor_types
     unknown = sorted(types - _EXACT_TYPES - {"Q4_K"})
     if unknown:
-        raise UsageError(f"{model.path}: OpenVINO does not read {', '.join(unknown)} tensors exactly; use the llama backend")
+        raise UsageError(
+            f"{model.path}: OpenVINO does not read {', '.join(unknown)} tensors exactly; use the llama backend"
+        )
     if "Q4_K" in types and not _Q4_K_EXACT:
         raise EnvironmentProblem(
-            f"{model.path}: OpenVINO rounds the offsets of its Q4_K tensors; set {_Q4_K_SWITCH}=1 before the process starts"
+            f"{model.path}: OpenVINO rounds the offsets of its Q4_K tensors; set "
+            f"{_Q4_K_SWITCH}=1 before the process starts"
         )
 
 

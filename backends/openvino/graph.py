@@ -5,7 +5,8 @@ cache becomes a variable, and attention stays in f32:
 
     cache_k_l0 (parameter)                           ReadValue(cache_k_l0) -> Gather(beam_idx) -+
     new rows -> ScatterUpdate -> Transpose -> SDPA   new rows [1,G,T,D] -----------------------Concat -> Assign
-                           \\-> Result                                                           \\-> repeat heads -> SDPA
+                      |                                                                          |
+                      +-> Result                                                                 +-> repeat -> SDPA
 
 New rows of all layers leave the graph as `k_rows` and `v_rows` (`[layers, kv_heads, T, head_dim]`). They cost
 nothing measurable and leave the fused attention node whole; a result on the concatenated cache would break it.
@@ -34,21 +35,23 @@ _TRANSPOSE = (0, 2, 1, 3)
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """Sizes of the caches, the same in every layer. `window` is the sliding window the graph applies, 0 for none."""
+    """Sizes of the caches, the same in every layer, and of the logits."""
 
     layers: int
     kv_heads: int
     head_dim_k: int
     head_dim_v: int
     n_vocab: int
-    window: int
 
 
 @dataclass(frozen=True, slots=True)
 class SessionGraph:
-    """`model`: inputs inp_tokens, inp_pos, inp_out_ids, self_kq_mask, beam_idx (and self_kq_mask_swa with a window);
-    outputs `logits` `[1, 1, len(inp_out_ids), n_vocab]`, `k_rows`, `v_rows` and, when asked for, `q_rows`.
-    States are named cache_k_l0, cache_v_l0, ...: `[1, kv_heads, rows, head_dim]` f32."""
+    """A stateful model and the sizes of its caches.
+
+    Inputs: inp_tokens, inp_pos, inp_out_ids, self_kq_mask, beam_idx, and two that do nothing now. Outputs: `logits`
+    `[1, 1, len(inp_out_ids), n_vocab]`, `k_rows`, `v_rows` and, when asked for, `q_rows`. States are named cache_k_l0,
+    cache_v_l0, ...: `[1, kv_heads, rows, head_dim]` f32.
+    """
 
     model: Any
     shape: GraphShape
@@ -259,8 +262,5 @@ def _shape(model: Any, keys: list[_Cache], values: list[_Cache]) -> GraphShape:
     if len(sizes(keys)) != 1 or len(sizes(values)) != 1:
         raise UsageError("layers with different KV shapes are not supported on OpenVINO")
     (kv_heads, head_dim_k), (_, head_dim_v) = sizes(keys).pop(), sizes(values).pop()
-    window = 0
-    if any("self_kq_mask_swa" in port.get_names() for port in model.inputs):
-        window = int(model.get_rt_info("gguf_swa_window_size").value)
     n_vocab = model.outputs[0].get_partial_shape()[3].get_length()
-    return GraphShape(len(keys), kv_heads, head_dim_k, head_dim_v, n_vocab, window)
+    return GraphShape(len(keys), kv_heads, head_dim_k, head_dim_v, n_vocab)

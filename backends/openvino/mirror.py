@@ -11,8 +11,8 @@ errors of many small rotations never add up. `Rows` values are immutable; undoin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -35,23 +35,31 @@ class KvBuffer:
         self.values = values
         self.used = used
 
+    def taken(self, index: npt.NDArray[np.intp]) -> KvBuffer:
+        """A buffer of its own with the rows at `index`, and room to grow."""
+        n = len(index)
+        keys, values = _room(self.keys, n), _room(self.values, n)
+        keys[:, :n] = self.keys[:, index]
+        values[:, :n] = self.values[:, index]
+        return KvBuffer(keys, values, n)
+
     def extended(self, n: int, keys: F32, values: F32) -> KvBuffer:
         """The first `n` rows and the new ones behind them; in place where nobody else wrote behind row `n`."""
         total = n + keys.shape[1]
         target = self
         if self.used != n or total > self.keys.shape[1]:
-            capacity = total + max(_GROW_ROWS, total // 4)
-            target = KvBuffer(_resized(self.keys, n, capacity), _resized(self.values, n, capacity), n)
+            target = KvBuffer(_room(self.keys, total), _room(self.values, total), n)
+            target.keys[:, :n] = self.keys[:, :n]
+            target.values[:, :n] = self.values[:, :n]
         target.keys[:, n:total] = keys
         target.values[:, n:total] = values
         target.used = total
         return target
 
 
-def _resized(old: F32, n: int, capacity: int) -> F32:
-    new = np.zeros((old.shape[0], capacity, *old.shape[2:]), np.float32)
-    new[:, :n] = old[:, :n]
-    return new
+def _room(like: F32, n: int) -> F32:
+    """An array for `n` rows and some to come, of the kind of `like`."""
+    return np.empty((like.shape[0], n + max(_GROW_ROWS, n // 4), *like.shape[2:]), np.float32)
 
 
 def _no_rows() -> I64:
@@ -113,9 +121,7 @@ class Rows:
         tape, cache = self.tape[order], self.cache[order]
         breaks = np.flatnonzero((np.diff(tape) != 1) | (np.diff(cache) != 1)) + 1
         bounds = [0, *(int(b) for b in breaks), len(self)]
-        return normalise(
-            Segment(int(tape[a]), b - a, int(cache[a])) for a, b in zip(bounds, bounds[1:], strict=False)
-        )
+        return normalise(Segment(int(tape[a]), b - a, int(cache[a])) for a, b in pairwise(bounds))
 
     def run(self, start: int, stop: int) -> slice | None:
         """Storage slice of the tape positions `[start, stop)`; None unless they are one run in tape and cache."""
@@ -140,7 +146,7 @@ class Rows:
 
     def take(self, index: npt.NDArray[np.intp]) -> Rows:
         """The rows at `index`, in that order."""
-        kv = self.kv and KvBuffer(self.keys[:, index], self.values[:, index], len(index))
+        kv = None if self.kv is None else self.kv.taken(index)
         return Rows(kv, self.tape[index], self.cache[index], self.tokens[index], self.origin[index])
 
     def without(self, at: slice) -> Rows:
@@ -169,7 +175,3 @@ class Rows:
         if self.kv is None:
             raise AssertionError("these rows have no host copy")
         return self.kv
-
-
-def as_i64(values: Sequence[int] | range) -> I64:
-    return np.asarray(values, np.int64)

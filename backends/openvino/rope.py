@@ -45,7 +45,7 @@ class Rotation:
     layers: tuple[LayerRotation, ...]
 
     def apply(self, keys: F32, delta: I64) -> F32:
-        """`keys` `[layers, n, kv_heads, head_dim]` moved by `delta` `[n]` positions; rows with delta 0 keep every bit."""
+        """`keys` `[layers, n, kv_heads, head_dim]` moved by `delta` `[n]` positions; delta 0 keeps every bit."""
         moved = np.flatnonzero(delta)
         if not moved.size:
             return keys
@@ -78,8 +78,8 @@ def _pair_slices(how: LayerRotation) -> tuple[slice, slice]:
 def find_rotation(keys: F32, positions: Sequence[int], dims: int, bases: Sequence[float]) -> Rotation | str:
     """The rotation that explains `keys` `[layers, n, kv_heads, head_dim]`, one token alone at each of `positions`.
 
-    `positions` begin with 0. `bases` are tried in order, each with both pairings. Returns the reason when a layer has no
-    such rotation.
+    `positions` begin with 0; each of `bases` is tried with both pairings. Returns the reason when a layer has no such
+    rotation.
     """
     delta = np.asarray(positions, np.int64)
     found: list[LayerRotation] = []

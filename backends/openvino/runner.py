@@ -7,6 +7,7 @@ the request must not compute again: its graph keeps shapes of the failed call an
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,9 +77,9 @@ class Runner:
     ) -> Step:
         """Compute `tokens` `[T]` at cache `positions` `[T]` behind the rows at `key_positions` `[n]`.
 
-        Each token sees the rows, old and new, at its own or a smaller position (inside the window, where there is
-        one); `alone`: only itself. `spoil` makes the mask one column too wide, which the runtime refuses. `stop` is
-        polled while the engine works. Raises StepFailed, StepCancelled.
+        Each token sees the rows, old and new, at its own or a smaller position; `alone`: only itself. `spoil` makes
+        the mask one column too wide, which the runtime refuses. `stop` is polled while the engine works. Raises
+        StepFailed, StepCancelled.
         """
         feed = self._feed(tokens, positions, np.concatenate([key_positions, positions]), alone, spoil)
         try:
@@ -107,9 +108,6 @@ class Runner:
             "beam_idx": np.zeros(1, np.int32),
             "self_kq_mask": _mask(visible),
         }
-        if self._shape.window:
-            near = positions[:, None] - keys[None, :] < self._shape.window
-            feed["self_kq_mask_swa"] = _mask(visible & np.pad(near, ((0, 0), (0, int(spoil)))))
         return {name: value for name, value in feed.items() if name in self._inputs}
 
     def _run(self, feed: dict[str, Any], stop: Callable[[], bool]) -> None:
@@ -124,10 +122,9 @@ class Runner:
             raise
         except BaseException:  # StepCancelled, and an interrupt that arrives while the engine works
             self._request.cancel()
-            try:
+            # "Infer Request was canceled"; if it had just ended, the caller discards it all the same.
+            with contextlib.suppress(RuntimeError):
                 self._request.wait()
-            except RuntimeError:
-                pass  # "Infer Request was canceled"; if it had just ended, the caller discards it all the same
             raise
 
     def _answer(self) -> Step:
@@ -184,8 +181,10 @@ class Runner:
 def _rows(state: Any) -> F32:
     data = state.state.data
     # Before the first call the batch dimension is 0; then there are no rows.
-    return np.array(data[0].transpose(1, 0, 2), np.float32, order="C") if data.shape[0] else np.array(
-        data.reshape(0, data.shape[1], data.shape[3]), np.float32
+    return (
+        np.array(data[0].transpose(1, 0, 2), np.float32, order="C")
+        if data.shape[0]
+        else np.array(data.reshape(0, data.shape[1], data.shape[3]), np.float32)
     )
 
 

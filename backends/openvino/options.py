@@ -1,0 +1,78 @@
+"""What a session asks for, made into what it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from kvtape.backends.errors import UsageError
+from kvtape.backends.openvino.compiled import KV_TYPES, Profile
+from kvtape.backends.protocol import SessionConfig
+
+__all__ = ["OPTIONS", "Resolved", "check_options", "effective_n_ctx", "resolve"]
+
+OPTIONS: dict[str, tuple[str, ...]] = {"mirror": ("on", "off"), "kv": ("auto", "asked")}
+"""Known options; the first value of each is the default.
+
+`mirror`: keep the host copy of all rows, which native eviction and the cold store need. `kv`: `auto` stores f32
+whatever was asked (the exact profile; the session's `config` shows it); `asked` stores what was asked or refuses.
+"""
+
+_ASKABLE = ("f16", "f32", "bf16")
+_PADDING = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """`config` holds the effective values; `n_ctx` the effective context in tokens."""
+
+    config: SessionConfig
+    n_ctx: int
+    mirror: bool
+
+    @property
+    def profile(self) -> Profile:
+        return Profile(self.config.kv_type_k, self.config.kv_type_v, self.config.threads)
+
+
+def check_options(options: Mapping[str, str]) -> None:
+    """Raises UsageError that lists what is known."""
+    for key, value in options.items():
+        if key not in OPTIONS:
+            raise UsageError(f"openvino has no option {key!r}; known: {', '.join(sorted(OPTIONS))}")
+        if value not in OPTIONS[key]:
+            raise UsageError(f"openvino option {key}={value!r}; known: {', '.join(OPTIONS[key])}")
+
+
+def effective_n_ctx(asked: int) -> int:
+    """Even, then padded to 256 tokens, as llama.cpp does: one log has one meaning on every engine."""
+    return -(-(asked + asked % 2) // _PADDING) * _PADDING
+
+
+def resolve(asked: SessionConfig, defaults: Mapping[str, str]) -> Resolved:
+    """`defaults` are the engine's options; the session's own win. Raises UsageError."""
+    check_options(asked.options)
+    options = {key: values[0] for key, values in OPTIONS.items()} | dict(defaults) | asked.options
+    for name, least in (("n_ctx", 1), ("chunk", 1), ("threads", 1), ("cold_budget_tokens", 0)):
+        value = getattr(asked, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    k, v = _kv_types(asked, options["kv"])
+    # The CPU plugin has one attention kernel and no switch for it.
+    config = replace(asked, kv_type_k=k, kv_type_v=v, flash_attention=False, options=options)
+    return Resolved(config, effective_n_ctx(asked.n_ctx), options["mirror"] == "on")
+
+
+def _kv_types(asked: SessionConfig, kv: str) -> tuple[str, str]:
+    pair = (asked.kv_type_k, asked.kv_type_v)
+    for kv_type in pair:
+        if kv_type not in _ASKABLE:
+            raise UsageError(f"openvino cannot store keys or values as {kv_type!r}; ask for {', '.join(_ASKABLE)}")
+    if kv == "auto":
+        return "f32", "f32"
+    if pair[0] != pair[1] or pair[0] not in KV_TYPES:
+        raise UsageError(
+            f"openvino cannot store keys as {pair[0]} and values as {pair[1]} beside f32 inference; ask for the same "
+            f"type for both, {' or '.join(KV_TYPES)}, or use kv=auto"
+        )
+    return pair

@@ -1,0 +1,105 @@
+"""Text to token ids and back through openvino-genai's tokenizer, without its silent cut.
+
+It returns at most 8192 ids and drops the beginning of a longer text without a word. A byte-level tokenizer gives no
+more ids than bytes, so text is fed in pieces below that many bytes, cut where no token can reach across: before a
+space between two ASCII letters.
+
+It recognises control tokens such as `<|im_end|>` inside the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvtape.backends.errors import EnvironmentProblem, InputRejected
+
+__all__ = ["GgufTokenizer", "pieces"]
+
+_MOST_IDS = 8192
+_PIECE_BYTES = 8000
+_CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
+
+
+class GgufTokenizer:
+    """`kind` is the file's tokenizer model; only `gpt2` (byte-level BPE) text may be cut. Loads on first use (2 s)."""
+
+    def __init__(self, path: Path, kind: str, n_vocab: int) -> None:
+        self._path = path
+        self._kind = kind
+        self._n_vocab = n_vocab
+        self._native: Any = None
+
+    def encode(self, text: str) -> list[int]:
+        """Without special tokens added. Raises InputRejected for text that cannot be encoded or cut safely."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as err:
+            raise InputRejected(f"the text is not valid Unicode ({err.reason} at character {err.start})") from None
+        ids: list[int] = []
+        for piece in pieces(text) if self._kind == "gpt2" else (text,):
+            got = self._encode_piece(piece)
+            if len(got) >= _MOST_IDS:
+                raise InputRejected(
+                    f"a stretch of {len(piece)} characters gives {_MOST_IDS} tokens or more and has no safe "
+                    "place to be cut; OpenVINO's tokenizer would drop its beginning"
+                )
+            ids += got
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Control tokens included; bytes that are no UTF-8 become the replacement character."""
+        for token in tokens:
+            if not 0 <= token < self._n_vocab:
+                raise InputRejected(f"token {token} is outside the vocabulary [0, {self._n_vocab})")
+        if not tokens:
+            return ""
+        return str(self._tokenizer().decode([int(t) for t in tokens], skip_special_tokens=False))
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        if not piece:
+            return []
+        try:
+            out = self._tokenizer().encode(piece, add_special_tokens=False)
+        except RuntimeError as err:
+            raise EnvironmentProblem(
+                f"{self._path}: openvino-genai cannot tokenize with this file's vocabulary ({_last_line(err)}); "
+                "tokenize elsewhere and pass token ids"
+            ) from None
+        return [int(t) for t in out.input_ids.data[0]]
+
+    def _tokenizer(self) -> Any:
+        if self._native is None:
+            try:
+                import openvino_genai
+            except ImportError as err:
+                raise EnvironmentProblem(
+                    f"openvino-genai is not installed ({err}); pip install 'kvtape[openvino]'"
+                ) from None
+            try:
+                self._native = openvino_genai.Tokenizer(str(self._path))
+            except RuntimeError as err:
+                raise EnvironmentProblem(
+                    f"{self._path}: openvino-genai finds no tokenizer: {_last_line(err)}"
+                ) from None
+        return self._native
+
+
+def pieces(text: str) -> Iterator[str]:
+    """`text` in pieces of at most 8000 bytes where a safe cut allows it; joined they are `text`."""
+    start = last = size = 0
+    for cut in (*(m.start() for m in _CUT.finditer(text)), len(text)):
+        grown = len(text[last:cut].encode())
+        if size and size + grown > _PIECE_BYTES:
+            yield text[start:last]
+            start, size = last, 0
+        size += grown
+        last = cut
+    if start < len(text):
+        yield text[start:]
+
+
+def _last_line(err: Exception) -> str:
+    return next((line.strip() for line in reversed(str(err).splitlines()) if line.strip()), type(err).__name__)
