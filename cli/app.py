@@ -11,9 +11,11 @@ import typer
 from typer.exceptions import Exit, TyperException
 
 from kvtape.cli import demo, diff, doctor, record, replay, show, sql, verify
-from kvtape.cli.errors import INTERRUPTED, describe
+from kvtape.cli.errors import describe
 
 __all__ = ["app", "run"]
+
+_COMPLETION_VARIABLE = "_KVTAPE_COMPLETE"
 
 app = typer.Typer(
     name="kvtape",
@@ -50,17 +52,23 @@ def run(argv: list[str] | None = None) -> int:
     """Parse and run `argv` (default: the process's arguments); the exit code."""
     args, debug = _take_debug(list(sys.argv[1:] if argv is None else argv))
     try:
-        result = typer.main.get_command(app).main(args, prog_name="kvtape", standalone_mode=False)
+        command = typer.main.get_command(app)
+        if _COMPLETION_VARIABLE in os.environ:
+            command.main(args, prog_name="kvtape")
+        # Not `command.main`: it has an exit code of its own for an interrupt and for a closed pipe.
+        with command.make_context("kvtape", args) as context:
+            result = command.invoke(context)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
+    except Exit as end:
+        sys.stdout.flush()
+        return end.exit_code
     except TyperException as err:
         return _usage(err)
     except BrokenPipeError:
         # The reader of the pipe has seen enough. Point stdout elsewhere, or the exit would complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except typer.Abort:
-        return _fail(INTERRUPTED, "interrupted")
     except (Exception, KeyboardInterrupt) as err:
         if debug:
             traceback.print_exc()

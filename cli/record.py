@@ -35,9 +35,11 @@ def record(
     ] = None,
     decode: Annotated[int, typer.Option("--decode", metavar="N", min=0, help="Tokens to generate each turn.")] = 64,
     content: Annotated[bool, typer.Option("--content", help="Store token ids (default: keyed hashes only).")] = False,
-    cold_tokens: Annotated[int, typer.Option("--cold-tokens", min=0, help="Budget of the cold store, tokens.")] = 0,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Engine threads.")] = 1,
-    chunk: Annotated[int, typer.Option("--chunk", min=1, help="Tokens in one prefill call.")] = 512,
+    cold_tokens: Annotated[
+        int, typer.Option("--cold-tokens", metavar="N", min=0, help="Budget of the cold store, tokens.")
+    ] = 0,
+    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")] = 1,
+    chunk: Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="Tokens in one prefill call.")] = 512,
     as_json: AsJson = False,
 ) -> int:
     """Run a text or a chat and write every cache operation to a log.

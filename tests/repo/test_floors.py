@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from support.repository import ROOT, copy_rooms, module_name, room_files
 
 CONTRACTS = 5

@@ -7,6 +7,7 @@ import re
 from pathlib import PurePosixPath
 
 import pytest
+
 from support.repository import ROOMS, ROOT, room_files, tracked_files
 
 LONGEST_MODULE_LINES = 500

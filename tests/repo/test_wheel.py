@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from support.repository import ROOMS, ROOT, tracked_files
 
 SHIPPED = (".py", "py.typed", ".txt")

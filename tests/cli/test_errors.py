@@ -1,0 +1,73 @@
+"""Exit codes and the one line: each kind of exception, and that the table names classes that exist."""
+
+from __future__ import annotations
+
+import errno
+from importlib import import_module
+
+import pytest
+
+from kvtape.backends.errors import (
+    Cancelled,
+    ContextOverflow,
+    EnvironmentProblem,
+    FatalClass,
+    SessionFatal,
+    UsageError,
+)
+from kvtape.capacity.model import ModelFileError
+from kvtape.cli.errors import EXIT_CODES, describe
+from kvtape.planner.grammar import SpecError
+from kvtape.traces.errors import LogExists, LogUnreadable, LogWriteFailed, NotALog
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("x"), 2),
+        (ContextOverflow(5, 4, "x"), 2),
+        (SpecError("x"), 2),
+        (ModelFileError("x"), 2),
+        (NotALog("x"), 2),
+        (LogExists("x"), 2),
+        (FileNotFoundError(errno.ENOENT, "No such file", "x"), 2),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "x"), 2),
+        (EnvironmentProblem("x"), 3),
+        (LogWriteFailed("x"), 3),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), 3),
+        (MemoryError(), 3),
+        (ModuleNotFoundError("x", name="llama_cpp.llama_cpp"), 3),
+        (LogUnreadable("x"), 4),
+        (SessionFatal(FatalClass.DECODE_FAILED, "x"), 1),
+        (Cancelled("x"), 130),
+        (KeyboardInterrupt(), 130),
+        (ZeroDivisionError("x"), 1),
+    ],
+)
+def test_exit_code(error: BaseException, code: int) -> None:
+    assert describe(error)[0] == code
+
+
+def test_a_subclass_has_the_code_of_its_base() -> None:
+    class Narrower(SpecError):
+        pass
+
+    assert describe(Narrower("x"))[0] == 2
+
+
+def test_the_table_names_classes_that_exist() -> None:
+    for name in EXIT_CODES:
+        module, _, cls = name.rpartition(".")
+        assert issubclass(getattr(import_module(module), cls), Exception)
+
+
+def test_the_line_is_one_line_and_names_the_remedy() -> None:
+    assert describe(UsageError("first\n  second"))[1] == "first second"
+    assert "kvtape[llama]" in describe(ModuleNotFoundError("no", name="llama_cpp"))[1]
+    assert "kvtape[openvino]" in describe(ModuleNotFoundError("no", name="openvino.frontend"))[1]
+    assert "--debug" in describe(ZeroDivisionError("x"))[1]
+    assert describe(OSError(errno.ENOSPC, "No space left on device", "a.duckdb"))[1].startswith("a.duckdb: no space")
+
+
+def test_another_missing_module_is_an_internal_error() -> None:
+    assert describe(ModuleNotFoundError("no", name="something_else"))[0] == 1
