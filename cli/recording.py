@@ -6,7 +6,7 @@ import hashlib
 import json
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -62,17 +62,18 @@ def require_new(log: Path) -> None:
 
 @contextmanager
 def recording(log: Path, run: RunRow, clock: Clock) -> Iterator[Recorder]:
-    """A recorder on a new log. The log is sealed at the end, also when the block raises: what was recorded stays."""
+    """A recorder on a new log, sealed at the end, also when the block raises: what was recorded stays readable."""
+    from kvtape.traces.errors import LogWriteFailed
     from kvtape.traces.recorder import Recorder
 
     recorder = Recorder(log, run, clock=clock)
     try:
         yield recorder
     except BaseException:
-        recorder.close()
+        with suppress(LogWriteFailed):  # the first error is the one to see
+            recorder.seal()
         raise
     recorder.seal()
-    recorder.close()
 
 
 @contextmanager
