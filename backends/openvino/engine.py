@@ -23,31 +23,7 @@ if TYPE_CHECKING:
     from kvtape.backends.openvino.header import GgufHeader
     from kvtape.backends.openvino.session import OpenVinoBackend
 
-__all__ = ["OpenVinoEngine", "load"]
-
-
-def load(path: str | Path, options: Mapping[str, str] | None = None) -> OpenVinoEngine:
-    """Open the GGUF at `path`; `options` (see `options.OPTIONS`) are the defaults of its sessions.
-
-    Raises UsageError for a file or an option that cannot be used, EnvironmentProblem when OpenVINO is missing or the
-    file needs a switch that is not set.
-    """
-    try:
-        import openvino
-
-        from kvtape.backends.openvino.gates import check_model
-        from kvtape.backends.openvino.header import scan_header
-        from kvtape.backends.openvino.options import check_options
-    except ImportError as err:
-        raise EnvironmentProblem(f"OpenVINO is not installed ({err}); pip install 'kvtape[openvino]'") from None
-    check_options(options or {})
-    try:
-        model = read_model(path)
-    except ModelFileError as err:
-        raise UsageError(str(err)) from None
-    header = scan_header(Path(path))
-    check_model(model, header)
-    return OpenVinoEngine(model, header, str(openvino.__version__), dict(options or {}))
+__all__ = ["OpenVinoEngine"]
 
 
 class OpenVinoEngine:
@@ -68,6 +44,30 @@ class OpenVinoEngine:
         self._compiled: dict[Profile, Compiled] = {}
         self._sessions: list[OpenVinoBackend] = []
         self._closed = False
+
+    @classmethod
+    def load(cls, path: str | Path, options: Mapping[str, str] | None = None) -> OpenVinoEngine:
+        """Open the GGUF at `path`; `options` (see `options.OPTIONS`) are the defaults of its sessions.
+
+        Raises UsageError for a file or an option that cannot be used, EnvironmentProblem when OpenVINO is missing or
+        the file needs a switch that is not set.
+        """
+        try:
+            import openvino
+
+            from kvtape.backends.openvino.gates import check_model
+            from kvtape.backends.openvino.header import scan_header
+            from kvtape.backends.openvino.options import check_options
+        except ImportError as err:
+            raise EnvironmentProblem(f"OpenVINO is not installed ({err}); pip install 'kvtape[openvino]'") from None
+        check_options(options or {})
+        try:
+            model = read_model(path)
+        except ModelFileError as err:
+            raise UsageError(str(err)) from None
+        header = scan_header(Path(path))
+        check_model(model, header)
+        return cls(model, header, str(openvino.__version__), dict(options or {}))
 
     def tokenize(self, text: str) -> list[int]:
         """Ids without added special tokens; control tokens written in the text are recognised as such."""
