@@ -1,0 +1,99 @@
+"""The backend's own account of its rows: which (tape position, token) stands at which cache position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtape.backends.errors import InputRejected
+from kvtape.planner import layout as lay
+from kvtape.planner.layout import Layout
+from kvtape.planner.ranges import RangeSet
+
+__all__ = ["Books"]
+
+_TAPE_MAX: Final = 2**31
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Books:
+    """Immutable: an operation makes new books, and the backend takes them over once the engine agrees.
+
+    `tape` int32 holds the token id at each tape position; only resident positions mean anything. Methods raise
+    InputRejected when an operation does not fit.
+    """
+
+    layout: Layout = ()
+    tape: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    @property
+    def n_rows(self) -> int:
+        return sum(s.length for s in self.layout)
+
+    def cache_positions(self) -> npt.NDArray[np.int64]:
+        """Of every row, ascending."""
+        spans = [np.arange(s.cache_start, s.cache_stop, dtype=np.int64) for s in self.layout]
+        return np.concatenate(spans) if spans else np.zeros(0, np.int64)
+
+    def cache_start_of(self, start: int, stop: int) -> int:
+        """Cache position of tape position `start`; `[start, stop)` must be one run in tape and cache."""
+        home = next((s for s in self.layout if s.tape_start <= start and stop <= s.tape_stop), None)
+        if home is None or not start < stop:
+            raise InputRejected(f"[{start}, {stop}) is not one run of resident rows")
+        return home.cache_start + start - home.tape_start
+
+    def append(self, tokens: Sequence[int], tape_start: int, cache_start: int) -> Books:
+        """With these rows too; they may stand anywhere that is free in the tape and in the cache."""
+        if not (0 <= tape_start < _TAPE_MAX - len(tokens) and 0 <= cache_start < _TAPE_MAX - len(tokens)):
+            raise InputRejected(f"tape {tape_start}, cache {cache_start}: positions must be in [0, {_TAPE_MAX})")
+        try:
+            layout = lay.append(self.layout, tape_start, len(tokens), cache_start)
+        except ValueError as err:
+            raise InputRejected(str(err)) from None
+        tape_stop = tape_start + len(tokens)
+        tape = np.zeros(max(len(self.tape), tape_stop), np.int32)
+        tape[: len(self.tape)] = self.tape
+        tape[tape_start:tape_stop] = tokens
+        return Books(layout, tape)
+
+    def remove(self, start: int, stop: int) -> Books:
+        return replace(self, layout=lay.remove(self.layout, start, stop))
+
+    def cut(self, tape_stop: int) -> Books:
+        return replace(self, layout=lay.cut(self.layout, tape_stop))
+
+    def shift(self, cache_start: int, cache_stop: int, delta: int) -> Books:
+        """Raises InputRejected when rows would fall below 0, onto others, or when none moves."""
+        if not any(s.cache_start < cache_stop and cache_start < s.cache_stop for s in self.layout):
+            raise InputRejected(f"shift of [{cache_start}, {cache_stop}): no row stands there")
+        try:
+            return replace(self, layout=lay.shift(self.layout, cache_start, cache_stop, delta))
+        except ValueError as err:
+            raise InputRejected(f"shift of [{cache_start}, {cache_stop}) by {delta}: {err}") from None
+
+    def tokens_of(self, start: int, stop: int) -> list[int]:
+        return [int(token) for token in self.tape[start:stop]]
+
+    def to_json(self) -> list[list[Any]]:
+        """`[[tape_start, cache_start, [token, ...]], ...]` in cache order."""
+        return [[s.tape_start, s.cache_start, self.tokens_of(s.tape_start, s.tape_stop)] for s in self.layout]
+
+    @staticmethod
+    def from_json(segments: Sequence[Sequence[Any]]) -> Books:
+        books = Books()
+        for tape_start, cache_start, tokens in segments:
+            books = books.append(tokens, tape_start, cache_start)
+        return books
+
+    @staticmethod
+    def ranked(ranges: RangeSet, tokens: Sequence[int]) -> Books:
+        """Of a fresh prefill of `tokens`, which are those of `ranges` in order."""
+        books, at = Books(), 0
+        for r in ranges:
+            books = books.append(tokens[at : at + len(r)], r.start, at)
+            at += len(r)
+        return books

@@ -1,0 +1,183 @@
+"""What every operation of a session needs: the context, the guards, the books that the engine must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtape.backends.errors import (
+    ContextOverflow,
+    EngineFault,
+    FatalClass,
+    SessionClosed,
+    UnsupportedOperation,
+)
+from kvtape.backends.llama.books import Books
+from kvtape.backends.llama.context import NativeContext
+from kvtape.backends.llama.decoder import Decoder
+from kvtape.backends.llama.gates import gates_of, memory_facts
+from kvtape.backends.llama.memory import LiveMemory, MemoryFault
+from kvtape.backends.llama.native import NativeModel
+from kvtape.backends.llama.options import CONTEXT_PADDING, context_params, parse_options, storage_bytes
+from kvtape.backends.llama.proof import prove
+from kvtape.backends.llama.states import StateCodec
+from kvtape.backends.protocol import KvRows, ModelFacts, SessionConfig
+from kvtape.capacity.model import ModelShape
+
+__all__ = ["SessionCore"]
+
+
+class SessionCore:
+    """Opens the context, proves its abilities, and guards every operation of `LlamaBackend`."""
+
+    def __init__(
+        self, model: NativeModel, shape: ModelShape, facts: ModelFacts, config: SessionConfig, engine_version: str
+    ) -> None:
+        options = parse_options(config.options)
+        params = context_params(config, options, shape)
+        self.engine_version = engine_version
+        self.facts = facts
+        self.config = config
+        self._shape = shape
+        self._row_bytes = storage_bytes(shape, config.kv_type_k, config.kv_type_v)
+        self._context = NativeContext(model, params)
+        self.n_ctx = self._context.n_ctx - CONTEXT_PADDING
+        self._memory_facts = memory_facts(model)
+        self._memory = LiveMemory(self._context, self._memory_facts)
+        self._decoder = Decoder(self._context, config.chunk)
+        self._codec = StateCodec(facts.fingerprint, engine_version, config, self.n_ctx, swa_full=options.swa_full)
+        self._books = Books()
+        self._fault: EngineFault | None = None
+        self.closed = False
+        gates = gates_of(
+            self._memory_facts,
+            kv_type_k=config.kv_type_k,
+            cold_budget=config.cold_budget_tokens,
+            can_shift=self._context.can_shift,
+        )
+        try:
+            self._gates = prove(gates, self._memory_facts, self._memory, self._decoder, facts.n_vocab)
+        except BaseException:
+            self.close()
+            raise
+        self.capabilities = self._gates.capabilities
+
+    def refusal(self, operation: str) -> str | None:
+        """Why this capability is false; None where it is true. Raises UsageError for a name that is none."""
+        return self._gates.refusal(operation)
+
+    def close(self) -> None:
+        """Free the native context. Idempotent, and the one thing allowed after a fault."""
+        self.closed = True
+        self._context.close()
+
+    def _require_usable(self) -> None:
+        if self.closed:
+            raise SessionClosed("the session's native context was closed")
+        if self._fault is not None:
+            raise self._fault
+
+    @contextmanager
+    def _operation(self, failure: FatalClass) -> Iterator[None]:
+        """Refuse when closed or failed; remember the first failure, whatever found it."""
+        self._require_usable()
+        try:
+            yield
+        except MemoryFault as err:
+            self._fault = EngineFault(failure, str(err))
+            raise self._fault from err
+        except EngineFault as err:
+            self._fault = err
+            raise
+
+    @contextmanager
+    def _undone_on_error(self, at: int, *, keep: bool = False) -> Iterator[None]:
+        """Bring back the rows of now when the body raises anything but a failure of the engine.
+
+        In one plain cache the rows from `at` on are removed, unless `keep` asks for a copy of all; other memories lose
+        rows while they compute and always need the copy. Pending shifts are applied first: what may be stopped must not
+        rotate keys.
+        """
+        self._memory.flush()
+        before = self._books
+        copy: bytes | None = None
+        if keep or self._memory_facts.kind != "plain":
+            copy = self._memory.save() if self._books.n_rows else b""
+        try:
+            yield
+        except (EngineFault, MemoryFault):
+            raise
+        except BaseException:
+            if copy is None:
+                self._memory.remove(at, -1)
+            else:
+                self._memory.load(copy)
+            self._settle(before)
+            raise
+
+    def _settle(self, books: Books) -> None:
+        """Take the books over once the engine's memory agrees with them."""
+        self._memory.confirm(books.cache_positions())
+        self._books = books
+
+    def _need(self, operation: str, flag: str) -> None:
+        why = self._gates.refusal(flag)
+        if why is not None:
+            raise UnsupportedOperation(operation, f"{flag} is false: {why}")
+
+    def _check_room(self, n_tokens: int) -> None:
+        needed = self._books.n_rows + n_tokens
+        if needed > self.n_ctx:
+            raise ContextOverflow(needed, self.n_ctx, "evict first, or open the session with a larger n_ctx")
+
+    def _remove(self, operation: str, books: Books) -> None:
+        """Take out the rows that `books` no longer has."""
+        kept = books.cache_positions()
+        gone = np.setdiff1d(self._books.cache_positions(), kept)
+        if not len(gone):
+            return
+        if not len(kept):
+            self._memory.clear()
+            self._settle(books)
+            return
+        if gone[-1] > kept[-1]:
+            self._need(operation, "remove_tail")
+            self._check_window(operation, int(kept[-1]) + 1)
+        if gone[0] < kept[-1]:
+            self._need(operation, "remove_middle")
+        for start, stop in _runs(gone):
+            self._memory.remove(start, stop)
+        self._settle(books)
+
+    def _check_window(self, operation: str, next_position: int) -> None:
+        """Raise UnsupportedOperation when a token at `next_position` would miss rows in a windowed layer.
+
+        A windowed cache may use the place of a row that has left the window, even where it keeps all it can.
+        """
+        if self._memory_facts.kind != "windowed":
+            return
+        rows = self._books.cache_positions()
+        seen = rows[(rows < next_position) & (rows > next_position - self._memory_facts.window)]
+        if missing := len(np.setdiff1d(seen, self._memory.windowed_positions())):
+            why = f"{missing} rows in the window before cache position {next_position} were overwritten"
+            raise UnsupportedOperation(operation, f"{why}; rebuild instead")
+
+    def _no_rows(self) -> KvRows:
+        if self._memory_facts.kind == "windowed":
+            return KvRows((), ())
+        shape = self._shape
+        dtypes = {"f16": np.float16}
+        keys, values = (
+            np.zeros((0, shape.n_head_kv * width), dtypes.get(kv_type, np.float32))
+            for width, kv_type in ((shape.head_dim_k, self.config.kv_type_k), (shape.head_dim_v, self.config.kv_type_v))
+        )
+        return KvRows((keys,) * shape.n_layer, (values,) * shape.n_layer)
+
+
+def _runs(positions: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Half-open runs of ascending positions, the last run first."""
+    parts = np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)
+    return [(int(part[0]), int(part[-1]) + 1) for part in reversed(parts)]

@@ -1,0 +1,87 @@
+"""A GGUF model in llama.cpp, and the sessions opened on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kvtape.backends.errors import EnvironmentProblem, SessionClosed, UsageError
+from kvtape.backends.llama.native import NativeModel, library
+from kvtape.backends.llama.options import parse_options
+from kvtape.backends.llama.session import LlamaBackend
+from kvtape.backends.protocol import ModelFacts, SessionConfig
+from kvtape.capacity.model import ModelFileError, ModelShape, read_model
+
+__all__ = ["LlamaEngine"]
+
+
+class LlamaEngine:
+    """`options` are defaults for `SessionConfig.options` of every session opened here."""
+
+    name = "llama"
+
+    def __init__(self, model: NativeModel, shape: ModelShape, options: Mapping[str, str]) -> None:
+        self.version = f"llama-cpp-python {library().__version__}"
+        self.facts = ModelFacts(
+            path=shape.path,
+            fingerprint=shape.fingerprint,
+            arch=shape.arch,
+            n_vocab=model.n_vocab,
+            n_ctx_train=model.n_ctx_train,
+            end_tokens=model.end_tokens(),
+        )
+        self._model = model
+        self._shape = shape
+        self._options = dict(options)
+        self._sessions: list[LlamaBackend] = []
+        self._closed = False
+
+    @classmethod
+    def load(cls, path: str | Path, options: Mapping[str, str] | None = None) -> LlamaEngine:
+        """Load a model file.
+
+        Raises UsageError for a file that is no model or an unknown option, EnvironmentProblem when llama.cpp is missing
+        or cannot load the file.
+        """
+        parse_options(options or {})
+        try:
+            shape = read_model(path)
+        except ModelFileError as err:
+            raise UsageError(str(err)) from None
+        model = NativeModel(str(path))
+        if model.has_encoder:
+            model.close()
+            raise EnvironmentProblem(f"{path}: encoder models have no KV cache to record")
+        return cls(model, shape, options or {})
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of plain text, nothing added. Raises InputRejected for text that is not valid Unicode."""
+        self._require_open()
+        return self._model.tokenize(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """Text of tokens, special ones spelled out. Raises InputRejected for an id outside the vocabulary."""
+        self._require_open()
+        return self._model.detokenize(tokens)
+
+    def open(self, config: SessionConfig) -> LlamaBackend:
+        """A session with its own context. Raises UsageError for bad sizes, EnvironmentProblem if the engine refuses."""
+        self._require_open()
+        merged = replace(config, options={**self._options, **config.options})
+        session = LlamaBackend(self._model, self._shape, self.facts, merged, self.version)
+        self._sessions = [s for s in self._sessions if not s.closed]
+        self._sessions.append(session)
+        return session
+
+    def close(self) -> None:
+        """Close every session, then free the model. Idempotent."""
+        for session in self._sessions:
+            session.close()
+        self._sessions.clear()
+        self._model.close()
+        self._closed = True
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise SessionClosed("the engine was closed")

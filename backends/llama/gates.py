@@ -1,0 +1,115 @@
+"""What a session on this model with this configuration can do, and why it cannot do the rest.
+
+The engine's own answers are not enough: removing the middle of a recurrent memory returns success and removes
+nothing, a shift under YaRN scales every key, one over bf16 keys or M-RoPE positions aborts the process. What passes
+here is then executed once when the session opens (`proof`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from kvtape.backends.errors import UsageError
+from kvtape.backends.llama.native import NativeModel
+from kvtape.planner.capabilities import Capabilities
+
+__all__ = ["Gates", "MemoryFacts", "MemoryKind", "gates_of", "memory_facts"]
+
+MemoryKind = Literal["plain", "windowed", "hybrid", "recurrent"]
+
+_SCALED_ROPE = frozenset({"longrope", "yarn"})
+_NO_SCORES = "llama.cpp sessions have no score source"
+_NO_SPARSE = "llama.cpp has no sparse prefill pattern"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """What decides the gates. `rope_factor` says why keys are scaled beside being rotated; None when they are not."""
+
+    kind: MemoryKind
+    window: int
+    multi_rope: bool
+    rope_factor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """The capability struct and the reason of every flag that is false."""
+
+    capabilities: Capabilities
+    reasons: dict[str, str]
+
+    def without(self, flag: str, reason: str) -> Gates:
+        """With one more flag down."""
+        return Gates(replace(self.capabilities, **{flag: False}), {**self.reasons, flag: reason})
+
+    def refusal(self, flag: str) -> str | None:
+        """The reason of a false flag, None of a true one. Raises UsageError for a name that is no flag."""
+        if flag not in {f.name for f in fields(Capabilities)}:
+            known = ", ".join(f.name for f in fields(Capabilities))
+            raise UsageError(f"{flag!r} is no capability; known: {known}")
+        return self.reasons.get(flag)
+
+
+def memory_facts(model: NativeModel) -> MemoryFacts:
+    """Read them from a loaded model; a recurrent or hybrid memory outranks a window."""
+    kind: MemoryKind = "windowed" if model.window else "plain"
+    if model.is_recurrent:
+        kind = "recurrent"
+    elif model.is_hybrid:
+        kind = "hybrid"
+    return MemoryFacts(kind, model.window, model.has_multi_rope, _rope_factor(model))
+
+
+def _rope_factor(model: NativeModel) -> str | None:
+    scaling = model.metadata(f"{model.arch}.rope.scaling.type") or "none"
+    if scaling in _SCALED_ROPE:
+        return f"the model's RoPE scaling is {scaling}: a shift multiplies every key, moved or not"
+    factor = model.metadata(f"{model.arch}.rope.scaling.attn_factor")
+    if factor is not None and float(factor) != 1.0:
+        return f"the model's attention factor is {factor}: a shift multiplies every key, moved or not"
+    return None
+
+
+def gates_of(facts: MemoryFacts, *, kv_type_k: str, cold_budget: int, can_shift: bool) -> Gates:
+    """The gates. `can_shift` is the engine's answer; on a windowed model it means that both caches have one size."""
+    reasons = {"attention_scores": _NO_SCORES, "sparse_attention": _NO_SPARSE}
+    reasons |= _memory_reasons(facts, can_shift)
+    shift = _shift_reason(facts, kv_type_k, can_shift)
+    if shift is not None:
+        reasons.setdefault("position_shift", shift)
+    if cold_budget <= 0:
+        reasons.setdefault("cold_store", "the session was opened without a cold budget")
+    if not facts.window:
+        reasons["sliding_window_attention_tokens"] = "the model has no sliding window"
+    flags = {f.name: f.name not in reasons for f in fields(Capabilities) if isinstance(f.default, bool)}
+    return Gates(Capabilities(**flags, sliding_window_attention_tokens=facts.window), reasons)
+
+
+def _memory_reasons(facts: MemoryFacts, equal_caches: bool) -> dict[str, str]:
+    if facts.kind in ("recurrent", "hybrid"):
+        what = f"the model's memory is {facts.kind}: its state sums up all tokens and no token can be taken out"
+        surgery = ("remove_tail", "remove_middle", "position_shift", "cold_store", "recompute_range")
+        return dict.fromkeys(surgery, what)
+    if facts.kind == "plain":
+        return {}
+    span = f"the windowed layers keep only the last {facts.window} rows of a range"
+    if equal_caches:
+        return {"cold_store": f"{span} when it is exported"}
+    lost = f"{span}, so older ones that would be seen again are gone (option swa_full=yes keeps them)"
+    return {"cold_store": lost, "recompute_range": lost, "remove_tail": lost}
+
+
+def _shift_reason(facts: MemoryFacts, kv_type_k: str, can_shift: bool) -> str | None:
+    if facts.multi_rope:
+        return "M-RoPE positions have several components, which the engine cannot shift"
+    if facts.rope_factor is not None:
+        return facts.rope_factor
+    if kv_type_k == "bf16":
+        return "the engine cannot rotate bf16 keys; use kv_type_k f16 or f32"
+    if facts.kind == "windowed" and not can_shift:
+        return "the full and the windowed cache differ in size (option swa_full=yes makes them equal)"
+    if not can_shift:
+        return "the engine says that this memory cannot shift"
+    return None

@@ -1,0 +1,166 @@
+"""Each ability that passes the gates is executed once when a session opens; one that fails is reported false.
+
+Six tokens a b c d c d: when the last two are moved over the removed middle, their layer-0 keys must become those that
+c and d had there, since layer 0 sees only the token and its position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtape.backends.errors import EngineFault, FatalClass, StateRejected
+from kvtape.backends.llama.blob import Cache
+from kvtape.backends.llama.context import LIVE, SCRATCH
+from kvtape.backends.llama.decoder import Decoder
+from kvtape.backends.llama.gates import Gates, MemoryFacts
+from kvtape.backends.llama.memory import LiveMemory, MemoryFault
+
+__all__ = ["prove"]
+
+_N: Final = 6
+_HOLE: Final = (2, 4)
+# f16 rows that were rotated there and rounded again differ by less than 0.005; a wrong rotation by more than 0.1.
+_TOLERANCE: Final = 0.02
+
+
+def prove(gates: Gates, facts: MemoryFacts, memory: LiveMemory, decoder: Decoder, n_vocab: int) -> Gates:
+    """`gates` with the flags down whose proof failed, the finding as reason. Leaves the memory empty.
+
+    Raises EngineFault when the engine cannot even compute six tokens.
+    """
+    a, b, c, d = (min(i, n_vocab - 1) for i in range(4))
+    proof = _Proof(facts, memory, decoder, np.array([a, b, c, d, c, d], np.int32))
+    checks: dict[str, Callable[[], str | None]] = {
+        "snapshot_state": proof.snapshot,
+        "remove_tail": proof.remove_tail,
+        "remove_middle": proof.remove_middle,
+        "position_shift": proof.shift,
+        "cold_store": proof.export_import,
+        "recompute_range": proof.refill,
+    }
+    for flag, check in checks.items():
+        if getattr(gates.capabilities, flag):
+            try:
+                finding = check()
+            except (EngineFault, MemoryFault, StateRejected) as err:
+                finding = str(err)
+            if finding is not None:
+                gates = gates.without(flag, f"tried at open and failed: {finding}")
+    memory.clear()
+    return gates
+
+
+class _Proof:
+    """Each method starts from six resident tokens and returns what went wrong, or None."""
+
+    def __init__(self, facts: MemoryFacts, memory: LiveMemory, decoder: Decoder, tokens: npt.NDArray[np.int32]) -> None:
+        self._facts = facts
+        self._memory = memory
+        self._decoder = decoder
+        self._tokens = tokens
+        memory.clear()
+        decoder.run(tokens, 0, LIVE, FatalClass.PREFILL_FAILED)
+        self._saved = memory.save()
+
+    def snapshot(self) -> str | None:
+        first, second = (self._logits_after_load() for _ in range(2))
+        return None if np.array_equal(first, second) else "a restored state computes other logits"
+
+    def _logits_after_load(self) -> npt.NDArray[np.float32]:
+        self._memory.load(self._saved)
+        return self._decoder.run(self._tokens[:1], _N, LIVE, FatalClass.DECODE_FAILED).logits
+
+    def remove_tail(self) -> str | None:
+        before = self._reset()
+        self._memory.remove(4, _N)
+        return self._survivors(before, [0, 1, 2, 3])
+
+    def remove_middle(self) -> str | None:
+        before = self._reset()
+        self._memory.remove(*_HOLE)
+        return self._survivors(before, [0, 1, 4, 5])
+
+    def shift(self) -> str | None:
+        before = self._reset()
+        self._memory.remove(*_HOLE)
+        self._memory.shift(4, _N, -2)
+        self._memory.flush()
+        self._memory.confirm(np.arange(4, dtype=np.int64))
+        after = _by_position(self._memory.read())
+        if finding := _differences(_take(before, [0, 1]), _take(after, [0, 1]), 0.0):
+            return f"rows that stay: {finding}"
+        for layer, (old, new) in enumerate(zip(before.keys, after.keys, strict=True)):
+            old_norms, new_norms = (np.linalg.norm(_floats(rows), axis=1) for rows in (old[4:], new[2:]))
+            if np.max(np.abs(new_norms / old_norms - 1)) > _TOLERANCE:
+                return f"keys of layer {layer} change their length"
+        if any(not np.array_equal(o[4:], n[2:]) for o, n in zip(before.values, after.values, strict=True)):
+            return "values change"
+        if self._facts.kind == "plain" and _distance(before.keys[0][2:4], after.keys[0][2:4]) > _TOLERANCE:
+            return "layer-0 keys are not those of their new positions"
+        return None
+
+    def export_import(self) -> str | None:
+        before = self._reset()
+        block = self._memory.export(*_HOLE)
+        self._memory.remove(*_HOLE)
+        self._memory.stage(block, *_HOLE)
+        self._memory.adopt_staged(*_HOLE)
+        return self._survivors(before, list(range(_N)))
+
+    def refill(self) -> str | None:
+        before = self._reset()
+        self._memory.remove(*_HOLE)
+        self._memory.share_below(_HOLE[0])
+        self._decoder.run(self._tokens[slice(*_HOLE)], _HOLE[0], SCRATCH, FatalClass.PREFILL_FAILED)
+        self._memory.adopt_staged(*_HOLE)
+        return self._survivors(before, list(range(_N)), _TOLERANCE)
+
+    def _reset(self) -> _Rows:
+        self._memory.drop_scratch()
+        self._memory.load(self._saved)
+        return _by_position(self._memory.read())
+
+    def _survivors(self, before: _Rows, positions: list[int], tolerance: float = 0.0) -> str | None:
+        self._memory.confirm(np.array(positions, np.int64))
+        return _differences(_take(before, positions), _by_position(self._memory.read()), tolerance)
+
+
+class _Rows:
+    """Keys and values per layer in position order."""
+
+    def __init__(self, keys: list[npt.NDArray[Any]], values: list[npt.NDArray[Any]]) -> None:
+        self.keys = keys
+        self.values = values
+
+
+def _by_position(cache: Cache) -> _Rows:
+    ordered = cache.take(np.argsort(cache.positions, kind="stable"))
+    return _Rows([k.numbers() for k in ordered.keys], [v.numbers() for v in ordered.values])
+
+
+def _take(rows: _Rows, indices: list[int]) -> _Rows:
+    return _Rows([k[indices] for k in rows.keys], [v[indices] for v in rows.values])
+
+
+def _differences(expected: _Rows, found: _Rows, tolerance: float) -> str | None:
+    """Which layer differs; at tolerance 0 to the bit."""
+    for what, olds, news in (("keys", expected.keys, found.keys), ("values", expected.values, found.values)):
+        for layer, (old, new) in enumerate(zip(olds, news, strict=True)):
+            same = np.array_equal(old, new[: len(old)]) if tolerance == 0 else _distance(old, new) <= tolerance
+            if not same:
+                return f"{what} of layer {layer} differ"
+    return None
+
+
+def _distance(expected: npt.NDArray[Any], found: npt.NDArray[Any]) -> float:
+    """The largest relative distance of a row."""
+    old, new = _floats(expected), _floats(found)
+    return float(np.max(np.linalg.norm(new - old, axis=1) / np.linalg.norm(old, axis=1)))
+
+
+def _floats(rows: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    return rows.astype(np.float64)
