@@ -1,0 +1,46 @@
+"""The samples run, and stay samples: short, with what they need as arguments."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.repository import ROOT
+from support.tiny_gguf import write_tiny
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+LONGEST_SAMPLE_LINES = 45
+
+
+def run(name: str, *args: object) -> str:
+    command = [sys.executable, str(ROOT / "examples" / name), *(str(a) for a in args)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_a_sample_is_short_and_says_how_to_run_it(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= LONGEST_SAMPLE_LINES
+    assert f"python examples/{path.name}" in (ast.get_docstring(ast.parse(source)) or "")
+
+
+def test_plan_only() -> None:
+    out = run("plan_only.py", "stream:sink=4,recent=60", 200)
+    assert "keep  [0, 16) [140, 200)" in out  # the system segment is pinned, the rest streams
+    assert "never evicts" in run("plan_only.py", "none", 200)
+
+
+def test_record_a_session_and_fold_its_log(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf")
+    log = tmp_path / "new.duckdb"
+    out = run("record_session.py", model, ROOT / "examples" / "text" / "harbour.txt", log)
+    assert "resident RangeSet([0, 4)" in out
+    folded = run("fold_log.py", log)
+    assert "session s0 on llama, policy stream:sink=4,recent=252" in folded
+    assert " evict " in folded
