@@ -14,7 +14,7 @@ from kvtape.planner.blocks import NO_FLAGS, Block, CacheClass, Flag
 from kvtape.planner.events import BlockRef
 from kvtape.planner.ranges import RangeSet
 
-__all__ = ["BlockCatalog", "SegmentKind", "Stretch"]
+__all__ = ["BlockCatalog", "CatalogState", "SegmentKind", "Stretch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,10 @@ class _Entry:
     block: Block
     origin: int
     """Tape position where the segment's block grid begins."""
+
+
+CatalogState = tuple[_Entry, ...]
+"""A saved catalog; ids that were given stay given."""
 
 
 class BlockCatalog:
@@ -157,11 +161,11 @@ class BlockCatalog:
                 self._entries[i] = _Entry(replace(entry.block, last_used=clock), entry.origin)
             i += 1
 
-    def copy_blocks(self) -> tuple[_Entry, ...]:
+    def copy_blocks(self) -> CatalogState:
         """A saved state for `restore_blocks`; ids that were given stay given."""
         return tuple(self._entries)
 
-    def restore_blocks(self, saved: tuple[_Entry, ...]) -> None:
+    def restore_blocks(self, saved: CatalogState) -> None:
         self._entries = list(saved)
         self._starts = [e.block.start for e in saved]
 

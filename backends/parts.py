@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from kvtape.backends.catalog import BlockCatalog
 from kvtape.backends.cold_store import ColdStore
 from kvtape.backends.journal import Journal
-from kvtape.backends.protocol import Backend
+from kvtape.backends.protocol import Backend, Logits
 from kvtape.planner.blocks import Block
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency import ResidencyState
@@ -30,6 +30,7 @@ class Parts:
     allow_recompute: bool
     evict_by_recompute: bool
     tape: list[int] = field(default_factory=list)
+    logits: Logits | None = None
     tokens_since_plan: int = 0
     evictions: int = 0
     last_plan: PlanRow | None = None

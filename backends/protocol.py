@@ -34,6 +34,7 @@ __all__ = [
     "Engine",
     "EventSink",
     "KvRows",
+    "Logits",
     "ModelFacts",
     "SessionConfig",
     "Witness",

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from kvtape.backends import room, surgery
-from kvtape.backends.catalog import BlockCatalog, SegmentKind, Stretch
+from kvtape.backends import feeding, prefix, surgery
+from kvtape.backends.catalog import BlockCatalog, CatalogState, Stretch
 from kvtape.backends.cold_store import ColdStore
 from kvtape.backends.errors import (
     Cancelled,
@@ -32,18 +32,17 @@ from kvtape.backends.errors import (
 from kvtape.backends.explain import Explanation, explain
 from kvtape.backends.journal import Journal
 from kvtape.backends.parts import Parts
+from kvtape.backends.prefix import Reuse
 from kvtape.backends.protocol import Backend, Choose, Clock, EventSink, Logits
-from kvtape.planner.blocks import CacheClass, PromptSegment, default_class
+from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.events import Op, Placement, Way
 from kvtape.planner.plan import PlanError
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.rows import SessionRow
 from kvtape.planner.specs import PolicySpec
+from kvtape.traces.errors import LogWriteFailed
 
-__all__ = ["DECODE_RUN_TOKENS", "DecodeResult", "PrefixStatus", "Session", "SuffixStatus"]
-
-DECODE_RUN_TOKENS = 32
-"""An executed decode run is recorded at the latest after so many tokens: a kill loses at most the open run."""
+__all__ = ["DecodeResult", "PrefixStatus", "Session", "SuffixStatus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class SuffixStatus:
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """Generated tokens, and why generation ended: `n`, `end_token` or `chosen_none`."""
+    """Generated tokens, and why generation ended: `n`, `end_token`, `chosen_none` or `context_full`."""
 
     tokens: tuple[int, ...]
     stopped: str
@@ -73,7 +72,15 @@ class DecodeResult:
 class _Snapshot:
     blob: bytes
     tape: tuple[int, ...]
-    catalog: Any
+    catalog: CatalogState
+
+
+_FATAL_OF = {
+    "ensure_prefix": FatalClass.PREFILL_FAILED,
+    "prefill_suffix": FatalClass.PREFILL_FAILED,
+    "decode": FatalClass.DECODE_FAILED,
+    "restore": FatalClass.STATE_RESTORE_FAILED,
+}
 
 
 class Session:
@@ -110,7 +117,6 @@ class Session:
             evict_by_recompute=evict_by == "recompute",
         )
         self._check_positions(policy)
-        self._logits: Logits | None = None
         self._fatal: SessionFatal | None = None
         self._closed = False
         self._snapshots: dict[int, _Snapshot] = {}
@@ -127,7 +133,7 @@ class Session:
     @property
     def logits(self) -> Logits | None:
         """float32 `[n_vocab]` after the last computed token; None when nothing was computed since a change."""
-        return self._logits
+        return self._parts.logits
 
     @property
     def resident(self) -> RangeSet:
@@ -146,28 +152,26 @@ class Session:
         them, or ends the reuse at the hole. With `need_logits` at least the last token is computed.
         """
         with self._operation("ensure_prefix"):
-            segments = _as_segments(prompt)
+            segments = prefix.as_segments(prompt)
             tokens = [t for s in segments for t in s.tokens or ()]
-            stretches = _stretches(segments, 0)
-            self._check_tokens(tokens)
-            keep = _common_prefix(self._parts.tape, tokens)
-            keep = min(keep, len(tokens) - 1) if need_logits else keep
-            holes, keep = self._plan_holes(keep)
-            self._refuse_overflow(keep, len(tokens) - keep, stretches)
-            return self._run_prefix(tokens, stretches, keep, holes)
+            stretches = prefix.stretches(segments, 0)
+            prefix.check_tokens(self._parts, tokens)
+            reuse = prefix.plan_reuse(self._parts, tokens, need_logits)
+            prefix.refuse_overflow(self._parts, reuse.keep, len(tokens) - reuse.keep, stretches)
+            return self._run_prefix(tokens, stretches, reuse)
 
     def prefill_suffix(self, tokens: Sequence[int], *, kind: str = "user") -> SuffixStatus:
         """Compute `tokens` behind the prefix; they are part of the tape, not of the prefix."""
         parts = self._parts
         with self._operation("prefill_suffix"):
-            self._check_tokens(tokens)
+            prefix.check_tokens(self._parts, tokens)
             start = len(parts.tape)
-            stretches = _stretches([PromptSegment(kind=kind, tokens=tuple(tokens))], start)
-            self._refuse_overflow(start, len(tokens), stretches)
+            stretches = prefix.stretches([PromptSegment(kind=kind, tokens=tuple(tokens))], start)
+            prefix.refuse_overflow(self._parts, start, len(tokens), stretches)
             parts.journal.emit(Op.PROMPT, parts.now(), start=start, n_tokens=len(tokens), reason="suffix")
             counters = {"suffix": len(tokens), "prompt_tokens": len(tokens)}
             with self._roll_back(start):
-                self._feed(list(tokens), stretches, start, counters)
+                feeding.feed(self._parts, list(tokens), stretches, start, counters)
             return SuffixStatus(suffix=len(tokens))
 
     def decode(
@@ -198,12 +202,17 @@ class Session:
         with self._operation("decode"):
             if n <= 0:
                 raise InputRejected(f"decode {n} tokens: ask for at least 1")
-            if self._logits is None:
+            if self._parts.logits is None:
                 raise InputRejected("nothing to decode from: prefill at least one token first")
             parts.journal.emit(Op.GENERATE, parts.now(), n_tokens=n, reason=_stop_rule(choose, stops))
             produced: list[int] = []
             while len(produced) < n and ended == "n":
-                produced += self._decode_run(n - len(produced), choose_next)
+                try:
+                    produced += feeding.decode_run(self._parts, n - len(produced), choose_next)
+                except ContextOverflow:
+                    if not produced:
+                        raise
+                    ended = "context_full"
             return DecodeResult(tuple(produced), ended)
 
     def evict(self, start: int, stop: int, *, reason: str = "asked") -> None:
@@ -268,7 +277,7 @@ class Session:
             parts.backend.restore(saved.blob)
             parts.tape[:] = saved.tape
             parts.catalog.restore_blocks(saved.catalog)
-            self._logits = None
+            self._parts.logits = None
             elapsed = parts.now() - began
             self._restore_cost = {"elapsed_ns": elapsed, "bytes": len(saved.blob)}
             parts.journal.emit(
@@ -297,10 +306,7 @@ class Session:
             return
         self._closed = True
         self._parts.journal.emit(Op.CLOSE, self._parts.now(), reason="fatal" if self._fatal else "asked")
-        self._parts.backend.close()
-        if self._parts.cold is not None:
-            self._parts.cold.clear()
-        self._snapshots.clear()
+        self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -321,19 +327,32 @@ class Session:
         except EngineFault as fault:
             raise self._go_fatal(fault.fatal_class, str(fault)) from fault
         except (UsageError, Cancelled, PlanError) as err:
-            self._record_refusal(name, err)
+            if not self._closed:
+                self._record_refusal(name, err)
             raise
+        except LogWriteFailed:
+            # What the engine did can no longer be told: the session ends here, its log stays as acknowledged.
+            self._closed = True
+            self._release()
+            raise
+        except Exception as err:
+            # Whatever it was, it left the engine and the fold in doubt of each other.
+            raise self._go_fatal(_FATAL_OF.get(name, FatalClass.STREAM_NOT_REVERSIBLE), repr(err)) from err
 
     def _go_fatal(self, fatal_class: FatalClass, message: str) -> SessionFatal:
         """Record the first cause, free the native context for good, and give the error to raise."""
         self._fatal = SessionFatal(fatal_class, message)
-        self._logits = None
+        self._parts.logits = None
         self._parts.journal.emit(Op.FATAL, self._parts.now(), error_class=str(fatal_class), reason=message)
+        self._release()
+        return self._fatal
+
+    def _release(self) -> None:
+        """Free the native context, the cold store and the snapshots."""
         self._parts.backend.close()
         if self._parts.cold is not None:
             self._parts.cold.clear()
         self._snapshots.clear()
-        return self._fatal
 
     def _record_refusal(self, operation: str, err: Exception) -> None:
         detail = None
@@ -355,148 +374,44 @@ class Session:
             yield
         except Cancelled:
             if self._parts.evictions != evictions:
-                self._logits = None
+                self._parts.logits = None
                 self.close()
             elif len(self._parts.tape) > tape_length:
                 surgery.truncate(self._parts, tape_length, "cancelled")
-                self._logits = None
+                self._parts.logits = None
             raise
 
     # -- the steps -----------------------------------------------------------------------------------------------
 
-    def _run_prefix(
-        self, tokens: list[int], stretches: Sequence[Stretch], keep: int, holes: Sequence[_Hole]
-    ) -> PrefixStatus:
+    def _run_prefix(self, tokens: list[int], stretches: Sequence[Stretch], reuse: Reuse) -> PrefixStatus:
         parts = self._parts
-        parts.journal.emit(Op.PROMPT, parts.now(), start=keep, n_tokens=len(tokens))
-        dropped = 0
-        if keep < len(parts.tape):
-            dropped = surgery.truncate(parts, keep, "diverged" if keep < len(tokens) - 1 else "shorter_or_equal")
-            self._logits = None
-        for hole in holes:
+        below = (parts.state.resident & RangeSet([(0, reuse.keep)])).n_tokens
+        reused = below + sum(h.stop - h.start for h in reuse.holes)
+        status = PrefixStatus(
+            reused=reused,
+            forgotten=reuse.keep - reused,
+            prefilled=len(tokens) - reuse.keep,
+            dropped=parts.state.resident_tokens - below,
+        )
+        counters = dataclasses.asdict(status) | {"prompt_tokens": len(tokens)}
+        # The first prefill bears the counters; a turn that computes nothing has only its prompt to bear them.
+        on_prompt = counters if reuse.keep == len(tokens) else {}
+        parts.journal.emit(Op.PROMPT, parts.now(), start=reuse.keep, n_tokens=len(tokens), **on_prompt)
+        if reuse.keep < len(parts.tape):
+            surgery.truncate(parts, reuse.keep, reuse.reason)
+            parts.logits = None
+        for hole in reuse.holes:
             if hole.block_id is not None:
                 surgery.admit(parts, hole.block_id, Placement.IN_PLACE, "hole")
             else:
                 surgery.refill(parts, hole.start, hole.stop, "hole")
-            self._logits = None
-        reused = parts.state.resident_tokens
-        parts.catalog.touch(0, keep, parts.state.turn)
-        status = PrefixStatus(reused, keep - reused, len(tokens) - keep, dropped)
-        with self._roll_back(keep):
-            self._feed(tokens[keep:], stretches, keep, dataclasses.asdict(status) | {"prompt_tokens": len(tokens)})
+            parts.logits = None
+        parts.catalog.touch(0, reuse.keep, parts.state.turn)
+        with self._roll_back(reuse.keep):
+            feeding.feed(parts, tokens[reuse.keep :], stretches, reuse.keep, counters)
         return status
 
-    def _feed(self, tokens: list[int], stretches: Sequence[Stretch], start: int, counters: dict[str, Any]) -> None:
-        """Prefill `tokens` from tape position `start` in pieces, planning between them.
-
-        The first piece's event bears the turn's counters.
-        """
-        parts = self._parts
-        done = 0
-        while done < len(tokens):
-            n = room.make_room(parts, min(parts.backend.config.chunk, len(tokens) - done))
-            piece = tokens[done : done + n]
-            began, cache_start = parts.now(), parts.state.next_cache_position
-            result = parts.backend.prefill(piece, start + done)
-            elapsed = parts.now() - began
-            parts.tape.extend(piece)
-            blocks = parts.catalog.grow(stretches, len(parts.tape), op_start=start, clock=parts.state.turn)
-            parts.journal.emit(
-                Op.PREFILL,
-                began,
-                tokens=piece,
-                block_rows=parts.block_rows(blocks),
-                start=start + done,
-                stop=start + done + n,
-                n_tokens=n,
-                cache_start=cache_start,
-                physical_prefill_calls=result.calls,
-                physical_prefill_tokens=result.tokens,
-                token_count_source="engine",
-                elapsed_ns=elapsed,
-                kv_bytes=parts.resident_bytes(),
-                **counters,
-            )
-            counters = {}
-            parts.tokens_since_plan += n
-            self._logits = result.logits
-            done += n
-
-    def _decode_run(self, wanted: int, choose: Choose) -> tuple[int, ...]:
-        """One uninterrupted run: at most DECODE_RUN_TOKENS, and not past the next plan."""
-        parts = self._parts
-        room.make_room(parts, 1)
-        n = min(wanted, DECODE_RUN_TOKENS, room.rows_before_plan(parts))
-        assert self._logits is not None
-        start, began, cache_start = len(parts.tape), parts.now(), parts.state.next_cache_position
-        run = parts.backend.decode_until(n, parts.n_ctx, start, self._logits, choose)
-        elapsed = parts.now() - began
-        if not run.tokens:
-            return ()
-        parts.tape.extend(run.tokens)
-        kind = SegmentKind("assistant", default_class("assistant"))
-        blocks = parts.catalog.extend(len(run.tokens), kind, new_segment=False, clock=parts.state.turn)
-        parts.journal.emit(
-            Op.DECODE,
-            began,
-            tokens=run.tokens,
-            block_rows=parts.block_rows(blocks),
-            start=start,
-            stop=start + len(run.tokens),
-            n_tokens=len(run.tokens),
-            cache_start=cache_start,
-            completion_tokens=len(run.tokens),
-            token_count_source="engine",
-            decode_calls=run.calls,
-            elapsed_ns=elapsed,
-            kv_bytes=parts.resident_bytes(),
-        )
-        parts.tokens_since_plan += len(run.tokens)
-        self._logits = run.logits
-        return run.tokens
-
     # -- checks --------------------------------------------------------------------------------------------------
-
-    def _plan_holes(self, keep: int) -> tuple[list[_Hole], int]:
-        """What to put back below `keep`, and where the reuse really ends when a hole cannot be filled."""
-        parts = self._parts
-        if parts.policy.hole == "forget":
-            return [], keep
-        holes: list[_Hole] = []
-        free = parts.n_ctx - (parts.state.resident & RangeSet([(0, keep)])).n_tokens
-        for gap in RangeSet([(0, keep)]) - parts.state.resident:
-            for block in parts.catalog.inside(gap.start, gap.stop):
-                start, stop = max(block.start, gap.start), min(block.stop, gap.stop)
-                cold = parts.state.cold_block(block.block_id)
-                # A cold block that the cut goes through is of no use: the truncation drops it.
-                whole = cold is not None and cold.stop <= keep
-                free -= stop - start
-                if free < 1 or not (whole or parts.backend.capabilities.recompute_range):
-                    return holes, start
-                holes.append(_Hole(start, stop, block.block_id if whole else None))
-        return holes, keep
-
-    def _refuse_overflow(self, reused_to: int, incoming: int, stretches: Sequence[Stretch]) -> None:
-        """Refuse, before anything is touched, a prompt that cannot go through."""
-        parts = self._parts
-        if not parts.policy.evicts:
-            resident = (parts.state.resident & RangeSet([(0, reused_to)])).n_tokens
-            holes = reused_to - resident if parts.policy.hole == "refill" else 0
-            if resident + holes + incoming > parts.n_ctx:
-                raise ContextOverflow(resident + holes + incoming, parts.n_ctx, "policy none never evicts")
-            return
-        pinned = sum(s.stop - s.start for s in stretches if s.kind.cache_class is CacheClass.TASK_PINNED)
-        least = pinned + parts.policy.recent + 1
-        if least > parts.n_ctx:
-            raise ContextOverflow(least, parts.n_ctx, f"{pinned} pinned tokens and the recent span are never evicted")
-
-    def _check_tokens(self, tokens: Sequence[int]) -> None:
-        if not tokens:
-            raise InputRejected("an empty prompt: give at least one token")
-        n_vocab = self._parts.backend.facts.n_vocab
-        for i, token in enumerate(tokens):
-            if not 0 <= token < n_vocab:
-                raise InputRejected(f"token {i} is {token}, the vocabulary has ids 0 to {n_vocab - 1}")
 
     def _check_positions(self, policy: PolicySpec) -> None:
         backend = self._parts.backend
@@ -511,43 +426,6 @@ class Session:
     def _require(self, capability: str, operation: str) -> None:
         if not getattr(self._parts.backend.capabilities, capability):
             raise UnsupportedOperation(operation, self._parts.backend.refusal(capability) or f"no {capability}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Hole:
-    """A stretch below the common prefix to put back: from the cold store, or (block_id None) computed again."""
-
-    start: int
-    stop: int
-    block_id: int | None
-
-
-def _as_segments(prompt: Sequence[int] | Sequence[PromptSegment]) -> list[PromptSegment]:
-    """Plain tokens are one user segment. Raises InputRejected for segments that were not tokenised."""
-    segments = [p for p in prompt if isinstance(p, PromptSegment)]
-    if not segments:
-        return [PromptSegment(kind="user", tokens=tuple(prompt))]  # type: ignore[arg-type]
-    if len(segments) != len(prompt):
-        raise InputRejected("a prompt is tokens or segments, not both")
-    missing = [s.kind for s in segments if s.tokens is None]
-    if missing:
-        raise InputRejected(f"segments without tokens: {', '.join(missing)}; tokenise them first")
-    return segments
-
-
-def _stretches(segments: Sequence[PromptSegment], at: int) -> list[Stretch]:
-    """The segments laid on the tape from position `at`."""
-    out: list[Stretch] = []
-    for s in segments:
-        stop = at + len(s.tokens or ())
-        out.append(Stretch(at, stop, SegmentKind(s.kind, s.effective_class)))
-        at = stop
-    return out
-
-
-def _common_prefix(tape: Sequence[int], tokens: Sequence[int]) -> int:
-    n = min(len(tape), len(tokens))
-    return next((i for i in range(n) if tape[i] != tokens[i]), n)
 
 
 def _greedy(logits: Logits) -> int:

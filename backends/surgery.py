@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtape.backends.cold_store import ColdEntry
@@ -17,16 +17,19 @@ from kvtape.planner.ranges import RangeSet
 __all__ = ["admit", "choose_way", "compact", "evict", "refill", "truncate"]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Run:
-    """Rows to evict, contiguous in tape and cache, with the blobs that were taken of them."""
+    """Rows to evict, contiguous in tape and cache."""
 
     start: int
     stop: int
     cache_start: int
-    refs: tuple[BlockRef, ...]
-    export_ns: int = 0
-    exported: tuple[ColdEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Exported:
+    entry: ColdEntry
+    elapsed_ns: int
 
 
 def choose_way(parts: Parts) -> Way | None:
@@ -75,65 +78,72 @@ def truncate(parts: Parts, tape_stop: int, reason: str) -> int:
     return before - kept.n_tokens
 
 
-def evict(parts: Parts, ranges: Iterable[tuple[int, int]], way: Way, reason: str) -> list[tuple[int, int]]:
-    """Evict tape ranges, all resident, in descending order. Returns the runs that were executed."""
+def evict(parts: Parts, ranges: Iterable[tuple[int, int]], way: Way, reason: str) -> None:
+    """Evict tape ranges, all resident, the latest first, so that earlier positions stay valid meanwhile."""
     wanted = RangeSet(ranges)
-    fragments = parts.catalog.split(wanted.as_pairs())
-    runs = _runs(parts, wanted)
-    if parts.cold is not None and parts.backend.capabilities.cold_store:
-        for run in runs:
-            _export(parts, run)
-    for run in runs:
-        _execute(parts, run, way, reason, fragments)
+    # At the borders of the runs, so that a block that stands in two places of the cache is cut there too.
+    fragments = parts.catalog.split((run.start, run.stop) for run in _runs(parts, wanted))
+    exported = _export(parts, wanted)
+    while wanted:
+        # Looked up anew each time: a rebuild lays all survivors together.
+        run = _runs(parts, wanted)[0]
+        _execute(parts, run, way, reason, exported, fragments)
+        wanted -= RangeSet([(run.start, run.stop)])
         fragments = []
-    return [(r.start, r.stop) for r in runs]
 
 
 def _runs(parts: Parts, wanted: RangeSet) -> list[_Run]:
+    """The runs of `wanted`, latest in the tape first."""
     if not wanted.issubset(parts.state.resident):
         raise UnknownBlock(f"{wanted - parts.state.resident} is not resident and cannot be evicted")
-    runs: list[_Run] = []
-    for seg in parts.state.layout:
-        for r in wanted & RangeSet([(seg.tape_start, seg.tape_stop)]):
-            at = seg.cache_start + r.start - seg.tape_start
-            runs.append(_Run(r.start, r.stop, at, parts.catalog.refs(r.start, r.stop)))
-    return sorted(runs, key=lambda r: r.start, reverse=True)
+    runs = [
+        _Run(r.start, r.stop, seg.cache_start + r.start - seg.tape_start)
+        for seg in parts.state.layout
+        for r in wanted & RangeSet([(seg.tape_start, seg.tape_stop)])
+    ]
+    return sorted(runs, key=lambda run: run.start, reverse=True)
 
 
-def _export(parts: Parts, run: _Run) -> None:
-    """Copy a run's blocks out before any row moves; a block that can never fit in the store is refused."""
-    assert parts.cold is not None
-    began = parts.now()
-    exported: list[ColdEntry] = []
-    blocks = {b.block_id: b for b in parts.catalog.inside(run.start, run.stop)}
-    for ref in run.refs:
-        if parts.cold.too_large(ref.stop - ref.start, 0):
-            _refuse_cold(parts, ref)
+def _export(parts: Parts, wanted: RangeSet) -> dict[int, _Exported]:
+    """Copy the blocks out before any row moves; a block that can never fit in the store is refused."""
+    exported: dict[int, _Exported] = {}
+    if parts.cold is None or not parts.backend.capabilities.cold_store:
+        return exported
+    for block in parts.catalog.resident(wanted):
+        began = parts.now()
+        fits = not parts.cold.too_large(block.n_tokens, 0)
+        blob = parts.backend.export_block(block.start, block.stop) if fits else b""
+        if not fits or parts.cold.too_large(block.n_tokens, len(blob)):
+            _refuse_cold(parts, block)
             continue
-        blob = parts.backend.export_block(ref.start, ref.stop)
-        if parts.cold.too_large(ref.stop - ref.start, len(blob)):
-            _refuse_cold(parts, ref)
-            continue
-        block = blocks[ref.block_id]
-        exported.append(ColdEntry(ref.block_id, ref.start, ref.stop, block.cache_class, block.last_used, blob))
-    run.exported = tuple(exported)
-    run.export_ns = parts.now() - began
+        entry = ColdEntry(block.block_id, block.start, block.stop, block.cache_class, block.last_used, blob)
+        exported[block.block_id] = _Exported(entry, parts.now() - began)
+    return exported
 
 
-def _refuse_cold(parts: Parts, ref: BlockRef) -> None:
+def _refuse_cold(parts: Parts, block: Block) -> None:
     parts.journal.emit(
         Op.REFUSE,
         parts.now(),
-        block_id=ref.block_id,
-        start=ref.start,
-        stop=ref.stop,
-        n_tokens=ref.stop - ref.start,
+        block_id=block.block_id,
+        start=block.start,
+        stop=block.stop,
+        n_tokens=block.n_tokens,
         error_class="ColdStoreTooSmall",
         reason="cold_store: the block is larger than the whole budget",
     )
 
 
-def _execute(parts: Parts, run: _Run, way: Way, reason: str, fragments: Sequence[Block]) -> None:
+def _execute(
+    parts: Parts,
+    run: _Run,
+    way: Way,
+    reason: str,
+    exported: Mapping[int, _Exported],
+    fragments: Sequence[Block],
+) -> None:
+    refs = parts.catalog.refs(run.start, run.stop)
+    stored = [exported[r.block_id] for r in refs if r.block_id in exported]
     began = parts.now()
     calls, computed = None, None
     if way is Way.RECOMPUTE:
@@ -151,18 +161,18 @@ def _execute(parts: Parts, run: _Run, way: Way, reason: str, fragments: Sequence
         n_tokens=run.stop - run.start,
         cache_start=run.cache_start,
         way=way,
-        cold=bool(run.exported),
-        blocks=tuple(BlockRef(e.block_id, e.start, e.stop) for e in run.exported) or run.refs,
+        cold=bool(stored),
+        blocks=tuple(BlockRef(x.entry.block_id, x.entry.start, x.entry.stop) for x in stored) or refs,
         reason=reason,
         physical_prefill_calls=calls,
         physical_prefill_tokens=computed,
         recomputed_tokens=computed,
-        elapsed_ns=parts.now() - began + run.export_ns,
+        elapsed_ns=parts.now() - began + sum(x.elapsed_ns for x in stored),
         kv_bytes=parts.resident_bytes(),
     )
     parts.evictions += 1
-    if run.exported:
-        _store(parts, run.exported)
+    if stored:
+        _store(parts, [x.entry for x in stored])
     if way is Way.REBASED:
         tail_stop = parts.state.next_cache_position
         if tail_stop > run.cache_start:

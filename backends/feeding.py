@@ -1,0 +1,89 @@
+"""Computing: tokens into the cache in pieces, with room made between them, each piece an event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvtape.backends import room
+from kvtape.backends.catalog import SegmentKind, Stretch
+from kvtape.backends.parts import Parts
+from kvtape.backends.protocol import Choose
+from kvtape.planner.blocks import default_class
+from kvtape.planner.events import Op
+
+__all__ = ["DECODE_RUN_TOKENS", "decode_run", "feed"]
+
+DECODE_RUN_TOKENS = 32
+"""An executed decode run is recorded at the latest after so many tokens: a kill loses at most the open run."""
+
+
+def feed(parts: Parts, tokens: list[int], stretches: Sequence[Stretch], start: int, counters: dict[str, Any]) -> None:
+    """Prefill `tokens` from tape position `start` in pieces, planning between them.
+
+    The first piece's event bears the turn's counters.
+    """
+    done = 0
+    while done < len(tokens):
+        n = room.make_room(parts, min(parts.backend.config.chunk, len(tokens) - done))
+        piece = tokens[done : done + n]
+        began, cache_start = parts.now(), parts.state.next_cache_position
+        result = parts.backend.prefill(piece, start + done)
+        elapsed = parts.now() - began
+        parts.tape.extend(piece)
+        blocks = parts.catalog.grow(stretches, len(parts.tape), op_start=start, clock=parts.state.turn)
+        parts.journal.emit(
+            Op.PREFILL,
+            began,
+            tokens=piece,
+            block_rows=parts.block_rows(blocks),
+            start=start + done,
+            stop=start + done + n,
+            n_tokens=n,
+            cache_start=cache_start,
+            physical_prefill_calls=result.calls,
+            physical_prefill_tokens=result.tokens,
+            token_count_source="engine",
+            elapsed_ns=elapsed,
+            kv_bytes=parts.resident_bytes(),
+            **counters,
+        )
+        counters = {}
+        parts.tokens_since_plan += n
+        parts.logits = result.logits
+        done += n
+
+
+def decode_run(parts: Parts, wanted: int, choose: Choose) -> tuple[int, ...]:
+    """One uninterrupted run: at most DECODE_RUN_TOKENS, and not past the next plan."""
+    room.make_room(parts, 1)
+    n = min(wanted, DECODE_RUN_TOKENS, room.rows_before_plan(parts))
+    assert parts.logits is not None
+    start, began, cache_start = len(parts.tape), parts.now(), parts.state.next_cache_position
+    run = parts.backend.decode_until(n, parts.n_ctx, start, parts.logits, choose)
+    elapsed = parts.now() - began
+    if not run.tokens:
+        return ()
+    parts.tape.extend(run.tokens)
+    kind = SegmentKind("assistant", default_class("assistant"))
+    # A block that was evicted does not grow: its new tokens are resident, the old ones are not.
+    after_resident = start - 1 in parts.state.resident
+    blocks = parts.catalog.extend(len(run.tokens), kind, new_segment=not after_resident, clock=parts.state.turn)
+    parts.journal.emit(
+        Op.DECODE,
+        began,
+        tokens=run.tokens,
+        block_rows=parts.block_rows(blocks),
+        start=start,
+        stop=start + len(run.tokens),
+        n_tokens=len(run.tokens),
+        cache_start=cache_start,
+        completion_tokens=len(run.tokens),
+        token_count_source="engine",
+        decode_calls=run.calls,
+        elapsed_ns=elapsed,
+        kv_bytes=parts.resident_bytes(),
+    )
+    parts.tokens_since_plan += len(run.tokens)
+    parts.logits = run.logits
+    return run.tokens

@@ -1,0 +1,364 @@
+"""The Session's own rules, on a backend of books only (the real engines have their own files)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from kvtape.backends.clock import ManualClock
+from kvtape.backends.errors import (
+    Cancelled,
+    ContextOverflow,
+    InputRejected,
+    SessionClosed,
+    SessionFatal,
+    UnknownBlock,
+    UnsupportedOperation,
+)
+from kvtape.backends.session import Session
+from kvtape.planner.blocks import PromptSegment
+from kvtape.planner.events import Op, Placement, Way
+from kvtape.planner.residency import fold
+from kvtape.planner.specs import SpecError, parse_policy
+from support.ledger import ALL_CAPABILITIES, LedgerBackend, ListSink
+
+
+def make(policy: str = "none", **backend: object) -> tuple[Session, LedgerBackend, ListSink]:
+    ledger = LedgerBackend(**backend)  # type: ignore[arg-type]
+    sink = ListSink()
+    session = Session(ledger, parse_policy(policy), sink, ManualClock(), run_id="r", session_id="s")
+    return session, ledger, sink
+
+
+def ops(sink: ListSink) -> list[str]:
+    return [str(e.op) for e in sink.events]
+
+
+def test_golden_divergence_reuses_three_of_six() -> None:
+    session, _, sink = make()
+    session.ensure_prefix([1, 2, 3, 4, 5, 6])
+    status = session.ensure_prefix([1, 2, 3, 24, 25, 26])
+    assert (status.reused, status.prefilled, status.dropped, status.forgotten) == (3, 3, 3, 0)
+    assert ops(sink) == ["open", "prompt", "prefill", "prompt", "truncate", "prefill"]
+
+
+def test_identical_prompt_computes_one_token() -> None:
+    session, _, _ = make(n_ctx=128, chunk=128)
+    prompt = [i % 60 for i in range(85)]
+    session.ensure_prefix(prompt)
+    status = session.ensure_prefix(prompt)
+    assert (status.reused, status.prefilled) == (84, 1)
+
+
+def test_identical_prompt_without_logits_computes_nothing_and_still_counts() -> None:
+    session, _, sink = make()
+    session.ensure_prefix([1, 2, 3])
+    status = session.ensure_prefix([1, 2, 3], need_logits=False)
+    assert (status.reused, status.prefilled) == (3, 0)
+    assert sink.events[-1].op is Op.PROMPT
+    assert sink.events[-1].reused == 3
+
+
+def test_prompt_longer_than_the_context_streams_and_keeps_sinks_and_recent() -> None:
+    session, ledger, sink = make("stream:sink=4,recent=20", n_ctx=64)
+    session.ensure_prefix([i % 60 for i in range(200)])
+    assert session.resident.ranges[0].start == 0
+    assert 199 in session.resident
+    assert len(ledger.rows) <= 64
+    evicts = [e for e in sink.events if e.op is Op.EVICT]
+    assert evicts
+    assert all(e.start is not None and e.start >= 4 for e in evicts)
+    assert all(e.way is Way.GAP for e in evicts)
+    # Freed down to sink + recent in one go: what is left right after the last evict.
+    assert evicts[-1].resident_tokens == 24
+
+
+def test_none_overflow_names_both_numbers_and_changes_nothing() -> None:
+    session, ledger, sink = make(n_ctx=32, chunk=32)
+    session.ensure_prefix(list(range(10)))
+    before = session.tape
+    with pytest.raises(ContextOverflow, match="40 tokens do not fit a context of 32"):
+        session.ensure_prefix(list(range(40)))
+    assert session.tape == before
+    assert len(ledger.rows) == 10
+    assert sink.events[-1].op is Op.REFUSE
+    assert sink.events[-1].error_class == "ContextOverflow"
+    session.ensure_prefix(list(range(12)))
+
+
+def test_decode_slides_under_stream_and_stops_full_under_none() -> None:
+    session, ledger, _ = make("stream:sink=2,recent=10", n_ctx=32)
+    session.ensure_prefix(list(range(30)))
+    assert len(session.decode(100).tokens) == 100
+    assert len(ledger.rows) <= 32
+    session, ledger, _ = make(n_ctx=32, chunk=32)
+    session.ensure_prefix(list(range(30)))
+    result = session.decode(100)
+    assert (len(result.tokens), result.stopped) == (2, "context_full")
+    with pytest.raises(ContextOverflow):
+        session.decode(1)
+
+
+def test_decode_runs_close_at_32_tokens() -> None:
+    session, _, sink = make(n_ctx=256)
+    session.ensure_prefix([1])
+    session.decode(70)
+    assert [e.n_tokens for e in sink.events if e.op is Op.DECODE] == [32, 32, 6]
+
+
+def test_forget_runs_past_a_hole_and_counts_it() -> None:
+    session, _, _ = make("stream:sink=4,recent=20", n_ctx=64)
+    prompt = [i % 60 for i in range(200)]
+    session.ensure_prefix(prompt)
+    resident = session.resident.n_tokens
+    status = session.ensure_prefix([*prompt, 1, 2, 3])
+    assert status.reused + status.forgotten + status.prefilled == 203
+    assert (status.reused, status.prefilled) == (resident, 3)
+
+
+def test_refill_admits_from_the_cold_store_then_recomputes() -> None:
+    session, _, sink = make("none:hole=refill", n_ctx=128, cold_budget_tokens=64, chunk=128)
+    prompt = [i % 60 for i in range(100)]
+    session.ensure_prefix(prompt)
+    session.evict(32, 64)
+    session.ensure_prefix([*prompt, 7])
+    assert "admit" in ops(sink)
+    session, _, sink = make("none:hole=refill", n_ctx=128, chunk=128)
+    session.ensure_prefix(prompt)
+    session.evict(32, 64)
+    status = session.ensure_prefix([*prompt, 7])
+    assert "recompute" in ops(sink)
+    assert (status.reused, status.forgotten, status.prefilled) == (100, 0, 1)
+
+
+def test_refill_without_any_way_ends_the_run_at_the_hole() -> None:
+    caps = dataclasses.replace(ALL_CAPABILITIES, recompute_range=False, cold_store=False)
+    session, _, sink = make("none:hole=refill", n_ctx=128, capabilities=caps, chunk=128)
+    prompt = list(range(60))
+    session.ensure_prefix(prompt)
+    session.evict(32, 40)
+    status = session.ensure_prefix([*prompt, 7])
+    assert (status.reused, status.forgotten, status.prefilled) == (32, 0, 29)
+    assert [e.reason for e in sink.events if e.op is Op.TRUNCATE] == ["hole"]
+
+
+def test_golden_admit_in_place_and_appended() -> None:
+    session, ledger, _ = make("none:hole=forget,block=2", n_ctx=32, cold_budget_tokens=16)
+    session.ensure_prefix([1, 2, 3, 4, 5, 6])
+    session.evict(2, 4)
+    assert session.resident.as_pairs() == [(0, 2), (4, 6)]
+    session.admit(session.cold_block_ids[0])
+    assert [r.token for r in ledger.rows] == [1, 2, 3, 4, 5, 6]
+    session.evict(2, 4)
+    session.admit(session.cold_block_ids[0], Placement.APPEND)
+    assert [r.token for r in ledger.rows] == [1, 2, 5, 6, 3, 4]
+
+
+def test_admit_into_a_closed_place_opens_it_by_a_shift() -> None:
+    session, ledger, sink = make("stream:sink=1,recent=2,positions=rebased,block=2", n_ctx=32, cold_budget_tokens=16)
+    session.ensure_prefix([1, 2, 3, 4, 5, 6])
+    session.evict(2, 4)
+    assert [r.cache for r in ledger.rows] == [0, 1, 2, 3]
+    session.admit(session.cold_block_ids[0])
+    assert [(r.token, r.cache) for r in ledger.rows] == [(t, t - 1) for t in range(1, 7)]
+    assert [e.delta for e in sink.events if e.op is Op.SHIFT] == [-2, 2]
+
+
+def test_recompute_way_rebuilds_in_rank_order() -> None:
+    ledger, sink = LedgerBackend(n_ctx=32), ListSink()
+    policy = parse_policy("stream:sink=2,recent=10")
+    session = Session(
+        ledger,
+        policy,
+        sink,
+        ManualClock(),
+        run_id="r",
+        session_id="s",
+        allow_recompute=True,
+        evict_by="recompute",
+    )
+    session.ensure_prefix(list(range(40)))
+    evict = next(e for e in sink.events if e.op is Op.EVICT)
+    assert evict.way is Way.RECOMPUTE
+    assert evict.recomputed_tokens == evict.resident_tokens
+    assert [r.cache for r in ledger.rows] == list(range(len(ledger.rows)))
+
+
+def test_pinned_segments_survive_streaming() -> None:
+    session, _, _ = make("stream:sink=0,recent=10", n_ctx=64)
+    segments = [
+        PromptSegment(kind="system", tokens=tuple(range(20))),
+        PromptSegment(kind="user", tokens=tuple(i % 60 for i in range(150))),
+    ]
+    session.ensure_prefix(segments)
+    assert all(p in session.resident for p in range(20))
+
+
+def test_pinned_part_that_cannot_fit_is_refused_before_anything_runs() -> None:
+    session, ledger, _ = make("stream:sink=0,recent=10", n_ctx=64)
+    with pytest.raises(ContextOverflow, match="pinned"):
+        session.ensure_prefix([PromptSegment(kind="system", tokens=tuple(i % 60 for i in range(60)))])
+    assert ledger.rows == []
+
+
+def test_without_a_way_a_stream_policy_keeps_everything_and_says_so() -> None:
+    caps = dataclasses.replace(ALL_CAPABILITIES, remove_middle=False, recompute_range=False)
+    session, _, sink = make("stream:sink=2,recent=10", n_ctx=32, capabilities=caps)
+    with pytest.raises(ContextOverflow):
+        session.ensure_prefix(list(range(40)))
+    assert any("stream_unsupported" in p.diagnostics for p in sink.plans)
+
+
+def test_cold_trim_follows_the_budget_and_is_an_event() -> None:
+    session, _, sink = make("none:block=4", n_ctx=64, cold_budget_tokens=8, chunk=64)
+    session.ensure_prefix(list(range(40)))
+    for start in (4, 12, 20):
+        session.evict(start, start + 4)
+    assert [e.start for e in sink.events if e.op is Op.TRIM] == [4]
+    assert len(session.cold_block_ids) == 2
+
+
+def test_block_larger_than_the_cold_budget_is_refused_with_an_event() -> None:
+    session, _, sink = make("none:block=16", n_ctx=64, cold_budget_tokens=8, chunk=64)
+    session.ensure_prefix(list(range(40)))
+    session.evict(16, 32)
+    refused = [e for e in sink.events if e.op is Op.REFUSE]
+    assert [e.error_class for e in refused] == ["ColdStoreTooSmall"]
+    assert session.cold_block_ids == ()
+    assert session.resident.as_pairs() == [(0, 16), (32, 40)]
+
+
+def test_fatal_keeps_the_first_cause_and_closes_the_context_once() -> None:
+    session, ledger, sink = make()
+    session.ensure_prefix([1, 2, 3])
+    ledger.faults = {"decode"}
+    with pytest.raises(SessionFatal, match="planted in decode"):
+        session.decode(3)
+    calls = ledger.calls
+    for later in (lambda: session.decode(1), lambda: session.ensure_prefix([1]), session.snapshot):
+        with pytest.raises(SessionFatal, match="planted in decode"):
+            later()
+    assert ledger.calls == calls
+    session.close()
+    assert [str(e.op) for e in sink.events[-2:]] == ["fatal", "close"]
+    assert session.explain().fatal is not None
+
+
+def test_an_exception_nobody_planned_is_fatal_too() -> None:
+    session, ledger, _ = make()
+    ledger.prefill = lambda tokens, tape_start: 1 / 0  # type: ignore[method-assign, assignment]
+    with pytest.raises(SessionFatal, match="ZeroDivisionError"):
+        session.ensure_prefix([1, 2])
+
+
+def test_plain_close_is_not_fatal() -> None:
+    session, _, _ = make()
+    session.close()
+    session.close()
+    with pytest.raises(SessionClosed):
+        session.decode(1)
+
+
+def test_cancel_rolls_back_to_the_start_of_the_operation() -> None:
+    session, ledger, sink = make(n_ctx=128)
+    session.ensure_prefix(list(range(10)))
+    ledger.cancel_after = 2
+    with pytest.raises(Cancelled):
+        session.prefill_suffix([i % 60 for i in range(60)])
+    assert session.tape == tuple(range(10))
+    assert len(ledger.rows) == 10
+    assert [e.reason for e in sink.events if e.op is Op.TRUNCATE] == ["cancelled"]
+    session.prefill_suffix([5])
+
+
+def test_cancel_of_a_sliding_prefill_closes_the_session_without_a_fatal() -> None:
+    session, ledger, sink = make("stream:sink=2,recent=10", n_ctx=32)
+    ledger.cancel_after = 4
+    with pytest.raises(Cancelled):
+        session.ensure_prefix([i % 60 for i in range(200)])
+    with pytest.raises(SessionClosed):
+        session.decode(1)
+    assert sink.events[-1].op is Op.CLOSE
+
+
+def test_restore_brings_tape_and_rows_back() -> None:
+    session, ledger, _ = make(n_ctx=64, chunk=64)
+    session.ensure_prefix(list(range(20)))
+    saved = session.snapshot()
+    session.ensure_prefix([*range(10), 50, 51])
+    session.restore(saved)
+    assert session.tape == tuple(range(20))
+    assert [r.token for r in ledger.rows] == list(range(20))
+    with pytest.raises(InputRejected, match="prefill at least one token"):
+        session.decode(1)
+    with pytest.raises(UnknownBlock, match="snapshot 7"):
+        session.restore(7)
+
+
+@pytest.mark.parametrize("bad", [[], [-1], [64], [1, 2, 10**9]])
+def test_bad_tokens_are_refused_and_recorded(bad: list[int]) -> None:
+    session, ledger, sink = make()
+    with pytest.raises(InputRejected):
+        session.ensure_prefix(bad)
+    assert ledger.calls == 0
+    assert sink.events[-1].op is Op.REFUSE
+
+
+def test_context_too_small_for_the_policy() -> None:
+    with pytest.raises(SpecError, match="needs a context of at least"):
+        make("stream:sink=4,recent=60", n_ctx=64)
+
+
+def test_rebased_needs_a_shift() -> None:
+    caps = dataclasses.replace(ALL_CAPABILITIES, position_shift=False)
+    with pytest.raises(UnsupportedOperation, match="positions=rebased"):
+        make("stream:sink=1,recent=4,positions=rebased", capabilities=caps)
+
+
+def test_positions_near_the_trained_context_are_compacted_once() -> None:
+    session, ledger, sink = make("stream:sink=2,recent=10", n_ctx=32, n_ctx_train=64)
+    session.ensure_prefix([i % 60 for i in range(200)])
+    session.decode(100)
+    assert max(r.cache for r in ledger.rows) < 64
+    assert {e.reason for e in sink.events if e.op is Op.SHIFT} == {"trained_context"}
+
+
+def test_every_row_folds_and_the_counters_add_up() -> None:
+    session, _, sink = make("stream:sink=4,recent=20", n_ctx=64, cold_budget_tokens=64)
+    prompt = [i % 60 for i in range(150)]
+    session.ensure_prefix(prompt)
+    session.decode(40)
+    session.ensure_prefix([*prompt[:100], 1, 2, 3])
+    session.close()
+    state = fold(sink.events)
+    assert state.closed
+    for event in sink.events:
+        if event.reused is not None:
+            total = event.reused + (event.forgotten or 0) + (event.prefilled or 0)
+            assert total == event.prompt_tokens
+
+
+def test_pinned_block_in_two_places_of_the_cache_is_cut_before_it_is_evicted() -> None:
+    """Found by the state machine: an appended admit let one block span two runs of the cache."""
+    session, _, sink = make("stream:sink=2,recent=9,block=4", n_ctx=48, cold_budget_tokens=8, chunk=8)
+    session.ensure_prefix([0], need_logits=False)
+    session.decode(29)
+    session.ensure_prefix([*session.tape[:30], 0], need_logits=False)
+    session.decode(30)
+    session.admit(session.cold_block_ids[-1], Placement.APPEND)
+    session.decode(21)
+    assert fold(sink.events).fatal is None
+
+
+def test_pinned_rebuild_lays_the_survivors_together_between_two_runs_of_one_plan() -> None:
+    """Found by the state machine: after the first rebuild the second run stands elsewhere in the cache."""
+    ledger, sink = LedgerBackend(n_ctx=32, cold_budget_tokens=8, chunk=8), ListSink()
+    policy = parse_policy("stream:sink=2,recent=9,block=4")
+    session = Session(ledger, policy, sink, ManualClock(), run_id="r", session_id="s", evict_by="recompute")
+    session.prefill_suffix([0] * 6)
+    session.decode(26)
+    session.ensure_prefix([*session.tape, 0], need_logits=False)
+    session.admit(session.cold_block_ids[-1], Placement.APPEND)
+    session.decode(17)
+    assert fold(sink.events).fatal is None
