@@ -1,0 +1,80 @@
+"""From queued items to the Arrow tables of one batch. Runs in the writer thread."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from kvtape.planner.events import Event
+from kvtape.planner.rows import BlockRow, PlanRow, RunRow, SessionRow, TokensRow
+from kvtape.traces.codec import to_arrow
+from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SESSIONS, TABLES, TOKENS
+from kvtape.traces.tape import Tape
+
+__all__ = ["BatchBuilder", "Item"]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A session's row, or an event with what belongs to it."""
+
+    session: SessionRow | None = None
+    event: Event | None = None
+    tokens: tuple[int, ...] | None = None
+    plan: PlanRow | None = None
+    blocks: tuple[BlockRow, ...] = ()
+
+
+class BatchBuilder:
+    """Keeps each session's tape, so that token hashes go on from batch to batch."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._tapes: dict[str, Tape] = {}
+        self._content: set[str] = set()
+
+    def open_session(self, row: SessionRow) -> None:
+        self._tapes[row.session_id] = Tape(self._key)
+        if row.content:
+            self._content.add(row.session_id)
+
+    def build_run(self, run: RunRow) -> dict[str, pa.Table]:
+        return {RUNS.name: to_arrow(RUNS, [run])}
+
+    def build(self, items: Sequence[Item]) -> dict[str, pa.Table]:
+        """Arrow tables by name; tables without rows are left out."""
+        rows: dict[str, list[Any]] = {t.name: [] for t in (SESSIONS, EVENTS, TOKENS, BLOCKS, PLANS)}
+        for item in items:
+            if item.session is not None:
+                self.open_session(item.session)
+                rows[SESSIONS.name].append(item.session)
+            if item.event is None:
+                continue
+            rows[EVENTS.name].append(item.event)
+            rows[BLOCKS.name].extend(item.blocks)
+            if item.plan is not None:
+                rows[PLANS.name].append(item.plan)
+            hashes = self.follow(item.event, item.tokens)
+            if item.tokens is not None:
+                rows[TOKENS.name].append(self._tokens_row(item.event, item.tokens, hashes))
+        return {name: to_arrow(TABLES[name], found) for name, found in rows.items() if found}
+
+    def follow(self, event: Event, tokens: Sequence[int] | None) -> list[str]:
+        """Move the session's tape on; the hashes of what the event touched."""
+        return self._tapes[event.session_id].follow(event, tokens)
+
+    def _tokens_row(self, event: Event, tokens: tuple[int, ...], hashes: list[str]) -> TokensRow:
+        assert event.start is not None
+        return TokensRow(
+            run_id=event.run_id,
+            session_id=event.session_id,
+            seq=event.seq,
+            start=event.start,
+            n_tokens=len(tokens),
+            hashes=json.dumps(hashes, separators=(",", ":")),
+            tokens=tokens if event.session_id in self._content else None,
+        )

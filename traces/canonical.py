@@ -1,0 +1,102 @@
+"""Canonical bytes of rows: what the digests are taken over.
+
+They depend on the values alone, not on Arrow's buffers, chunks or dictionaries, nor on DuckDB's storage:
+
+    table    u64 rows, then each column
+    column   u32 length + name, one byte N (all null), A (none null) or M (mixed), for M one byte per row (1 = there),
+             then the values, little-endian; null values count as 0 or empty
+    text     u32 length of each, then all UTF-8 bytes;   enumerations are their text
+    tokens   u32 length of each, then all i32
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvtape.planner.fields import Field
+from kvtape.traces.schema import Table
+
+__all__ = ["column_bytes", "in_canonical_order", "table_bytes", "table_digest"]
+
+Chunk = bytes | memoryview
+
+
+def table_digest(fields: Iterable[Field], rows: pa.Table) -> bytes:
+    """SHA-256 over `table_bytes`; `rows` must be in canonical order."""
+    digest = hashlib.sha256()
+    for chunk in table_bytes(fields, rows):
+        digest.update(chunk)
+    return digest.digest()
+
+
+def table_bytes(fields: Iterable[Field], rows: pa.Table) -> Iterator[Chunk]:
+    """Canonical bytes of the columns `fields` of `rows`, in that order."""
+    yield struct.pack("<Q", rows.num_rows)
+    for field in fields:
+        name = field.name.encode()
+        yield struct.pack("<I", len(name)) + name
+        yield from column_bytes(rows.column(field.name), field)
+
+
+def column_bytes(column: pa.ChunkedArray | pa.Array, field: Field) -> Iterator[Chunk]:
+    """Validity and values of one column."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # an empty column keeps no chunk to combine
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.null_count == len(array):
+        yield b"N"
+        return
+    if array.null_count:
+        yield b"M"
+        yield pc.is_valid(array).to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
+    else:
+        yield b"A"
+    yield from _values(array, field)
+
+
+def _values(array: pa.Array, field: Field) -> Iterator[Chunk]:
+    if field.kind == "tokens":
+        lengths = pc.fill_null(pc.list_value_length(array), 0)
+        yield _fixed(lengths, "<u4")
+        yield _fixed(array.flatten(), "<i4")
+    elif field.kind in ("u64", "i64"):
+        yield _fixed(array, "<u8" if field.kind == "u64" else "<i8")
+    elif field.kind == "bool":
+        yield pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
+    else:
+        yield from _text(array)
+
+
+def _fixed(array: pa.Array, dtype: str) -> Chunk:
+    filled = pc.fill_null(array, 0) if array.null_count else array
+    raw: bytes = filled.to_numpy(zero_copy_only=False).astype(dtype, copy=False).tobytes()
+    return raw
+
+
+def _text(array: pa.Array) -> Iterator[Chunk]:
+    filled = pc.fill_null(array, "") if array.null_count else array
+    width = np.int64 if pa.types.is_large_string(filled.type) else np.int32
+    _, offset_buffer, data = filled.buffers()
+    offsets = np.frombuffer(offset_buffer, width)[filled.offset : filled.offset + len(filled) + 1]
+    yield np.diff(offsets).astype("<u4").tobytes()
+    if data is not None:
+        yield memoryview(data)[int(offsets[0]) : int(offsets[-1])]
+
+
+def in_canonical_order(table: Table, rows: pa.Table) -> pa.Table:
+    """`rows` sorted by the table's order; returned as they are when they already are sorted."""
+    if rows.num_rows < 2:
+        return rows
+    order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in table.order])
+    indices = order.to_numpy()
+    if bool((indices[1:] > indices[:-1]).all()):
+        return rows
+    return rows.take(order)

@@ -1,0 +1,152 @@
+"""Files of a log: creating the empty database, opening it for appending, and the settings that keep it safe.
+
+A checkpoint rewrites metadata in place and is not safe against a torn write, so a log is never checkpointed while it
+is recorded: rows live in the write-ahead log until the file is sealed. The empty file with its tables, triggers and
+views is checkpointed once, before it gets its name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import duckdb
+
+from kvtape.traces.errors import LogExists, LogLocked, LogTooNew, LogUnreadable, NotALog
+from kvtape.traces.schema import ALL_TABLES, FORMAT, SCHEMA_VERSION, create_table, create_types, guard_statements
+from kvtape.traces.sidecar import fsync_dir
+from kvtape.traces.views import VIEWS
+
+__all__ = [
+    "build_file",
+    "check_file_kind",
+    "create_log_file",
+    "fsync_file",
+    "one_line",
+    "open_for_append",
+    "open_read_only",
+    "read_meta",
+    "wal_path",
+]
+
+_MAGIC = b"DUCK"
+_MAGIC_AT = 8
+
+
+def wal_path(log: Path) -> Path:
+    return log.with_name(log.name + ".wal")
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of an engine's message."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]
+
+
+def create_log_file(log: Path, meta: Mapping[str, str]) -> None:
+    """Make the empty log appear under its name, whole. Raises LogExists when the name is taken."""
+    refuse_leftovers(log)
+    fresh = log.with_name(log.name + ".new")
+    try:
+        build_file(fresh, meta)
+        fsync_file(fresh)
+        os.link(fresh, log)
+    except FileExistsError:
+        raise LogExists(_exists(log)) from None
+    finally:
+        for path in (fresh, wal_path(fresh)):
+            path.unlink(missing_ok=True)
+    fsync_dir(log.parent)
+
+
+def refuse_leftovers(log: Path) -> None:
+    """Raise LogExists when the log, or the rows of a log whose file is gone, would be written over."""
+    if log.exists():
+        raise LogExists(_exists(log))
+    if wal_path(log).exists():
+        raise LogExists(f"{wal_path(log)}: rows of a log whose file is gone; move it away before you record here")
+
+
+def _exists(log: Path) -> str:
+    return f"{log}: already there; kvtape never writes over a log: choose another path or remove it yourself"
+
+
+def build_file(path: Path, meta: Mapping[str, str]) -> None:
+    """A database with every table, trigger and view, and these meta rows; checkpointed and closed."""
+    for stale in (path, wal_path(path)):
+        stale.unlink(missing_ok=True)
+    connection = duckdb.connect(str(path))
+    try:
+        statements = [*create_types(), *(create_table(t) for t in ALL_TABLES), *guard_statements()]
+        statements += [f"CREATE VIEW {view.name} AS {view.sql}" for view in VIEWS]
+        for statement in statements:
+            connection.execute(statement)
+        for key, value in meta.items():
+            connection.execute("INSERT INTO meta VALUES (?, ?)", [key, value])
+        connection.execute("CHECKPOINT")
+    finally:
+        connection.close()
+
+
+def open_for_append(log: Path) -> duckdb.DuckDBPyConnection:
+    """A read-write connection that never checkpoints. Raises LogUnreadable, or LogExists when another has it."""
+    try:
+        # One thread: batches are small, and the cores belong to the engine that is being recorded.
+        connection = duckdb.connect(str(log), config={"checkpoint_threshold": "1TB", "threads": "1"})
+    except duckdb.IOException as err:
+        if "lock" in str(err):
+            raise LogExists(f"{log}: another process is recording into it; choose another path") from None
+        raise LogUnreadable(f"{log}: cannot be opened ({one_line(err)})") from None
+    except duckdb.Error as err:
+        raise LogUnreadable(f"{log}: cannot be opened ({one_line(err)})") from None
+    connection.execute("PRAGMA disable_checkpoint_on_shutdown")
+    return connection
+
+
+def check_file_kind(path: Path, shown: Path) -> None:
+    """Raise NotALog when the file does not begin as a DuckDB file does."""
+    with path.open("rb") as handle:
+        head = handle.read(_MAGIC_AT + len(_MAGIC))
+    if head[_MAGIC_AT:] != _MAGIC:
+        raise NotALog(f"{shown}: not a kvtape log (not even a DuckDB file)")
+
+
+def read_meta(connection: duckdb.DuckDBPyConnection, shown: Path) -> dict[str, str]:
+    """The meta rows of a log this version can read. Raises NotALog or LogTooNew."""
+    try:
+        rows = connection.execute("SELECT key, value FROM meta").fetchall()
+    except duckdb.Error:
+        rows = []
+    meta = {str(k): str(v) for k, v in rows}
+    if meta.get("format") != FORMAT or not meta.get("schema_version", "").isdigit():
+        raise NotALog(f"{shown}: a DuckDB file, but not a kvtape log")
+    version = int(meta["schema_version"])
+    if version > SCHEMA_VERSION:
+        raise LogTooNew(
+            f"{shown}: schema version {version} (kvtape {meta.get('kvtape_version', '?')}); this kvtape reads up to "
+            f"{SCHEMA_VERSION}: upgrade kvtape"
+        )
+    return meta
+
+
+def fsync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_read_only(path: Path, shown: Path) -> duckdb.DuckDBPyConnection:
+    """A connection that can neither write nor reach any other file. Raises LogUnreadable, LogLocked."""
+    try:
+        return duckdb.connect(
+            str(path), read_only=True, config={"enable_external_access": "false", "lock_configuration": "true"}
+        )
+    except duckdb.IOException as err:
+        if "lock" in str(err):
+            raise LogLocked(f"{shown}: another process is recording into it") from None
+        raise LogUnreadable(f"{shown}: torn or damaged ({one_line(err)})") from None
+    except duckdb.Error as err:  # a damaged write-ahead log raises the bare base class
+        raise LogUnreadable(f"{shown}: torn or damaged ({one_line(err)})") from None

@@ -1,0 +1,33 @@
+"""The logical digest: two recordings of one run have the same one.
+
+Over the `logical` columns only: no run ids, times, batch numbers, engine-dependent sizes or keyed hashes; rows of each
+table by session and seq.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import duckdb
+
+from kvtape.traces.canonical import table_bytes
+from kvtape.traces.query import select_arrow
+from kvtape.traces.schema import ROW_TABLES, SCHEMA_VERSION
+
+__all__ = ["logical_digest"]
+
+_CHUNK_ROWS = 65_536
+"""Part of the definition: rows are hashed in chunks of this many."""
+
+
+def logical_digest(connection: duckdb.DuckDBPyConnection, run_id: str) -> str:
+    """SHA-256 hex over the run's rows; see the module."""
+    digest = hashlib.sha256(f"kvtape logical digest {SCHEMA_VERSION}".encode())
+    for table in ROW_TABLES:
+        rows = select_arrow(connection, table, "run_id = ?", [run_id])
+        fields = [f for f in table.fields if f.logical]
+        digest.update(f"{table.name} {rows.num_rows}".encode())
+        for start in range(0, rows.num_rows, _CHUNK_ROWS):
+            for chunk in table_bytes(fields, rows.slice(start, _CHUNK_ROWS)):
+                digest.update(chunk)
+    return digest.hexdigest()

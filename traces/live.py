@@ -1,0 +1,91 @@
+"""Reading a log that somebody is recording: work on copies, never on the recorder's files.
+
+The order of copying matters: file, then write-ahead log, then sidecar. Whatever was acknowledged before the sidecar
+was copied is then in the copied log.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvtape.traces.database import wal_path
+from kvtape.traces.errors import LogUnreadable
+from kvtape.traces.sidecar import head_path
+
+__all__ = ["recorded_here", "recording", "snapshot"]
+
+_ATTEMPTS = 20
+_PAUSE_S = 0.05
+
+_lock = threading.Lock()
+_open_here: dict[str, int] = {}
+
+
+@contextmanager
+def recording(log: Path) -> Iterator[None]:
+    """Marks `log` as open for writing in this process."""
+    name = str(log.resolve())
+    with _lock:
+        _open_here[name] = _open_here.get(name, 0) + 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _open_here[name] -= 1
+            if not _open_here[name]:
+                del _open_here[name]
+
+
+def recorded_here(log: Path) -> bool:
+    with _lock:
+        return str(log.resolve()) in _open_here
+
+
+def snapshot(log: Path, folder: Path) -> Path:
+    """Copy file, write-ahead log and sidecar into `folder`; the path of the copy.
+
+    Copies again when a file was replaced meanwhile (the log was sealed). Raises LogUnreadable when that goes on.
+    """
+    target = folder / "snapshot.duckdb"
+    sources = (log, wal_path(log), head_path(log))
+    targets = (target, wal_path(target), head_path(target))
+    copy = _copy_elsewhere if recorded_here(log) else _copy
+    for _ in range(_ATTEMPTS):
+        before = _identity(log), _identity(wal_path(log))
+        for source, to in zip(sources, targets, strict=True):
+            to.unlink(missing_ok=True)
+            copy(source, to)
+        if before == (_identity(log), _identity(wal_path(log))) and target.exists():
+            return target
+        time.sleep(_PAUSE_S)
+    raise LogUnreadable(f"{log}: its files keep being replaced; try again when the recorder is done")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(source, target)
+    except FileNotFoundError:
+        target.unlink(missing_ok=True)
+
+
+_COPY_SCRIPT = "import shutil, sys, os; os.path.exists(sys.argv[1]) and shutil.copyfile(sys.argv[1], sys.argv[2])"
+
+
+def _copy_elsewhere(source: Path, target: Path) -> None:
+    """Copy in a child: a process that opens and closes a file gives up all its POSIX locks on it, DuckDB's too."""
+    subprocess.run([sys.executable, "-I", "-c", _COPY_SCRIPT, str(source), str(target)], check=True)

@@ -1,0 +1,43 @@
+"""Reading rows of a table in canonical order over an open connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from kvtape.traces.codec import from_arrow
+from kvtape.traces.schema import Table, quoted
+
+__all__ = ["order_by", "select_arrow", "select_rows"]
+
+
+def order_by(table: Table, *first: str) -> str:
+    """ORDER BY clause of the canonical order, after the columns `first`."""
+    return "ORDER BY " + ", ".join(quoted(c) for c in (*first, *table.order))
+
+
+def select_arrow(
+    connection: duckdb.DuckDBPyConnection,
+    table: Table,
+    where: str = "true",
+    params: Sequence[Any] = (),
+    *,
+    by_batch: bool = False,
+) -> pa.Table:
+    """Columns of `table` plus `batch`, rows in canonical order, of batch after batch if asked.
+
+    Enumerations come as Arrow dictionaries.
+    """
+    columns = ", ".join(quoted(c) for c in (*table.columns, "batch"))
+    query = f"SELECT {columns} FROM {table.name} WHERE {where} {order_by(table, *(['batch'] if by_batch else []))}"
+    return connection.sql(query, params=list(params)).to_arrow_table()
+
+
+def select_rows(
+    connection: duckdb.DuckDBPyConnection, table: Table, where: str = "true", params: Sequence[Any] = ()
+) -> list[Any]:
+    """The same as dataclasses of `table.row`."""
+    return from_arrow(table, select_arrow(connection, table, where, params))

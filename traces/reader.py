@@ -1,0 +1,251 @@
+"""Reading a log: typed rows, the folded state, SQL. Nothing here can change a log.
+
+A sealed log is opened in place, read-only. One that is being recorded, or was left by a dead recorder, is copied
+first (file, write-ahead log, sidecar), so that neither side disturbs the other; `Log.notice` says so.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import duckdb
+import pyarrow as pa
+
+from kvtape.planner.events import Event
+from kvtape.planner.residency import ResidencyState, fold
+from kvtape.planner.rows import BlockRow, PlanRow, RunRow, SessionRow, TokensRow
+from kvtape.traces.database import check_file_kind, one_line, open_read_only, read_meta, wal_path
+from kvtape.traces.digest import logical_digest
+from kvtape.traces.errors import LogLocked, LogMissing, LogUnreadable, NoSuchRow, NotALog, SqlRejected
+from kvtape.traces.live import recorded_here, snapshot
+from kvtape.traces.query import select_arrow, select_rows
+from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SESSIONS, TABLES, TOKENS
+from kvtape.traces.sidecar import Head, head_path, read_head
+
+__all__ = ["Log", "open_log"]
+
+_SESSION = "run_id = ? AND session_id = ?"
+
+
+class Log:
+    """An open log. Use as a context manager, or `close` it: an open sealed log keeps writers out.
+
+    `notice`: one line for people when this is a snapshot; None for a sealed log. `head`: what was acknowledged last;
+    None when the sidecar is missing or damaged (`head_problem` says which).
+    """
+
+    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, meta: dict[str, str], source: Path) -> None:
+        self.path = path
+        self.connection = connection
+        self.meta = meta
+        self.sealed = "sealed" in meta
+        self.notice: str | None = None
+        self.head: Head | None = None
+        self.head_problem: str | None = None
+        self._held = ExitStack()
+        self._held.callback(connection.close)
+        try:
+            self.head = read_head(source)
+        except ValueError as err:
+            self.head_problem = str(err)
+        if self.head is None and self.head_problem is None:
+            self.head_problem = f"{head_path(path).name} is missing"
+
+    @property
+    def schema_version(self) -> int:
+        return int(self.meta["schema_version"])
+
+    @property
+    def unacknowledged(self) -> int | None:
+        """Events past the head: committed, but nobody was told so. None without a head."""
+        if self.head is None:
+            return None
+        return int(self._one("SELECT count(*) FROM events WHERE batch > ?", [self.head.batch]))
+
+    @property
+    def chain_digest(self) -> str:
+        """SHA-256 hex of the last batch: covers every byte of every row. `verify` recomputes it."""
+        found = self.connection.execute("SELECT hex(digest) FROM batches ORDER BY batch DESC LIMIT 1").fetchall()
+        return str(found[0][0]).lower() if found else ""
+
+    def logical_digest(self, run_id: str | None = None) -> str:
+        """Digest of what happened in a run, the same for every recording of it. Default: `default_run()`."""
+        return logical_digest(self.connection, self._run(run_id))
+
+    def runs(self) -> list[RunRow]:
+        return self._rows(RUNS)
+
+    def default_run(self) -> RunRow:
+        """The last live run, else the last of any kind, in the order in which they were recorded."""
+        rows = self.arrow("runs")
+        order = sorted(zip(rows.column("batch").to_pylist(), self.runs(), strict=True), key=lambda pair: pair[0])
+        if not order:
+            raise NoSuchRow(f"{self.path}: the log holds no run")
+        live = [run for _, run in order if run.kind == "live"]
+        return live[-1] if live else order[-1][1]
+
+    def sessions(self, run_id: str | None = None) -> list[SessionRow]:
+        """Sessions of a run in the order of their first events; those without any come last."""
+        wanted = self._run(run_id)
+        first = dict(
+            self.connection.execute(
+                "SELECT session_id, min(at_ns) FROM events WHERE run_id = ? GROUP BY session_id", [wanted]
+            ).fetchall()
+        )
+        found: list[SessionRow] = self._rows(SESSIONS, "run_id = ?", [wanted])
+        return sorted(found, key=lambda s: (s.session_id not in first, first.get(s.session_id, 0), s.session_id))
+
+    def session(self, run_id: str, session_id: str) -> SessionRow:
+        """Raises NoSuchRow, listing the sessions that are there."""
+        found = {s.session_id: s for s in self.sessions(run_id)}
+        if session_id not in found:
+            raise NoSuchRow(
+                f"{self.path}: run {run_id} has no session {session_id!r}; it has {', '.join(found) or 'none'}"
+            )
+        return found[session_id]
+
+    def events(self, run_id: str, session_id: str) -> list[Event]:
+        """All events of a session by seq. Raises NoSuchRow for an unknown one."""
+        found = self._rows(EVENTS, _SESSION, [run_id, session_id])
+        if not found:
+            self.session(run_id, session_id)
+        return found
+
+    def tokens(self, run_id: str, session_id: str) -> dict[int, TokensRow]:
+        """By the seq of the event that brought them."""
+        return {row.seq: row for row in self._rows(TOKENS, _SESSION, [run_id, session_id])}
+
+    def blocks(self, run_id: str, session_id: str) -> list[BlockRow]:
+        """By seq, then block id."""
+        return self._rows(BLOCKS, _SESSION, [run_id, session_id])
+
+    def plans(self, run_id: str, session_id: str) -> dict[int, PlanRow]:
+        """By the seq of the plan event."""
+        return {row.seq: row for row in self._rows(PLANS, _SESSION, [run_id, session_id])}
+
+    def state_at(self, run_id: str, session_id: str, seq: int | None = None) -> ResidencyState:
+        """The fold of the session up to and with event `seq` (default: its last), checked against what was recorded.
+
+        Raises NoSuchRow, planner.residency.IllegalEvent or ResidencyMismatch.
+        """
+        events = self.events(run_id, session_id)
+        if seq is not None:
+            if not any(e.seq == seq for e in events):
+                last = events[-1].seq if events else "none"
+                raise NoSuchRow(f"{self.path}: session {session_id} has no event {seq}; its last is {last}")
+            events = [e for e in events if e.seq <= seq]
+        return fold(events)
+
+    def sql(self, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Column names and rows of a query over tables and views. 64-bit ids are exact.
+
+        Raises SqlRejected for a query that is wrong, that would write, or that reaches for other files.
+        """
+        try:
+            result = self.connection.execute(query)
+            columns = [str(d[0]) for d in result.description or ()]
+            return columns, result.fetchall() if columns else []
+        except duckdb.Error as err:
+            raise SqlRejected(f"{self.path}: {one_line(err)}") from None
+
+    def arrow(self, table: str, where: str = "true", params: Sequence[Any] = ()) -> pa.Table:
+        """Rows of a table in canonical order, with their `batch`. KeyError for an unknown table."""
+        return select_arrow(self.connection, TABLES[table], where, params)
+
+    def _rows(self, table: Any, where: str = "true", params: Sequence[Any] = ()) -> list[Any]:
+        try:
+            return select_rows(self.connection, table, where, params)
+        except duckdb.Error as err:
+            raise LogUnreadable(f"{self.path}: torn or damaged ({one_line(err)})") from None
+
+    def _one(self, query: str, params: Sequence[Any] = ()) -> Any:
+        return self.connection.execute(query, list(params)).fetchall()[0][0]
+
+    def _run(self, run_id: str | None) -> str:
+        if run_id is None:
+            return self.default_run().run_id
+        known = [r.run_id for r in self.runs()]
+        if run_id not in known:
+            raise NoSuchRow(f"{self.path}: no run {run_id!r}; the log has {', '.join(known) or 'none'}")
+        return run_id
+
+    def close(self) -> None:
+        """Idempotent. Removes the snapshot, if there is one."""
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_log(path: str | Path) -> Log:
+    """Open a log for reading. Raises LogMissing, NotALog, LogTooNew, LogUnreadable."""
+    log = Path(path)
+    if not log.exists():
+        raise LogMissing(f"{log}: no such log")
+    if log.is_dir():
+        raise NotALog(f"{log}: a folder; give the path of a log file")
+    if not recorded_here(log):
+        check_file_kind(log, log)
+        if not wal_path(log).exists():
+            try:
+                return _open_in_place(log)
+            except LogLocked:
+                pass  # a recorder that has written nothing yet
+    return _open_snapshot(log)
+
+
+def _open_in_place(path: Path) -> Log:
+    connection = open_read_only(path, path)
+    try:
+        return Log(path, connection, read_meta(connection, path), path)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _open_snapshot(path: Path) -> Log:
+    with ExitStack() as held:
+        folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="kvtape-")))
+        copy = snapshot(path, folder)
+        check_file_kind(copy, path)
+        _drop_stale_wal(copy, path)
+        connection = open_read_only(copy, path)
+        held.callback(connection.close)
+        log = Log(path, connection, read_meta(connection, path), copy)
+        if not log.sealed:
+            log.notice = _notice(log)
+        log._held.push(held.pop_all())
+        return log
+    raise AssertionError("unreachable")
+
+
+def _drop_stale_wal(copy: Path, shown: Path) -> None:
+    """A crash after the sealed file got its name leaves the old write-ahead log, which is no part of it."""
+    wal = wal_path(copy)
+    if not wal.exists():
+        return
+    aside = wal.with_name("aside.wal")
+    wal.rename(aside)
+    connection = open_read_only(copy, shown)
+    try:
+        sealed = "sealed" in read_meta(connection, shown)
+    finally:
+        connection.close()
+    if not sealed:
+        aside.rename(wal)
+
+
+def _notice(log: Log) -> str:
+    extra = log.unacknowledged
+    text = f"{log.path.name} is not sealed (being recorded, or left by a recorder that died): read from a snapshot"
+    return f"{text}; {extra} events past the acknowledged head" if extra else text

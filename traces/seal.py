@@ -1,0 +1,76 @@
+"""Sealing: the rows of a recorded log go into one new, checkpointed file, which then takes the log's name.
+
+    1  <log>.sealing   every row, in canonical order; triggers and views; fsync; chain verified
+    2  rename          over the log: from here on the log is the sealed file
+    3  sidecar         sealed: true
+    4  remove          the old write-ahead log
+
+Readers tell a sealed file by its meta row and ignore a write-ahead log that step 4 did not come to.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvtape.traces.chain_check import check_chain
+from kvtape.traces.database import build_file, fsync_file, open_read_only, read_meta, wal_path
+from kvtape.traces.errors import LogUnreadable
+from kvtape.traces.query import order_by
+from kvtape.traces.schema import ROW_TABLES
+from kvtape.traces.sidecar import Head, fsync_dir, write_head
+from kvtape.traces.writer import LogWriter
+
+__all__ = ["seal_log", "sealing_path"]
+
+
+def sealing_path(log: Path) -> Path:
+    return log.with_name(log.name + ".sealing")
+
+
+def seal_log(writer: LogWriter) -> Head:
+    """Seal the writer's log and close the writer. Raises OSError, duckdb.Error or LogUnreadable; until the rename
+    the log is as it was.
+    """
+    log, head = writer.path, writer.head
+    fresh = sealing_path(log)
+    try:
+        _fill(writer, fresh)
+        fsync_file(fresh)
+        _verify(fresh, head)
+    except BaseException:
+        writer.close()  # lets go of the copy first
+        fresh.unlink(missing_ok=True)
+        wal_path(fresh).unlink(missing_ok=True)
+        raise
+    writer.close()
+    fresh.replace(log)
+    fsync_dir(log.parent)
+    sealed = head.as_sealed()
+    write_head(log, sealed)
+    wal_path(log).unlink(missing_ok=True)
+    fsync_dir(log.parent)
+    return sealed
+
+
+def _fill(writer: LogWriter, fresh: Path) -> None:
+    meta = read_meta(writer.connection, writer.path)
+    build_file(fresh, {**meta, "sealed": "true"})
+    connection = writer.connection
+    connection.execute(f"ATTACH '{str(fresh).replace(chr(39), chr(39) * 2)}' AS sealed")
+    connection.execute("BEGIN")
+    connection.execute("INSERT INTO sealed.batches SELECT * FROM batches ORDER BY batch")
+    for table in ROW_TABLES:
+        connection.execute(f"INSERT INTO sealed.{table.name} SELECT * FROM {table.name} {order_by(table, 'batch')}")
+    connection.execute("COMMIT")
+    connection.execute("CHECKPOINT sealed")
+    connection.execute("DETACH sealed")
+
+
+def _verify(fresh: Path, head: Head) -> None:
+    connection = open_read_only(fresh, fresh)
+    try:
+        findings = check_chain(connection, read_meta(connection, fresh), head).findings
+    finally:
+        connection.close()
+    if findings:
+        raise LogUnreadable(f"{fresh}: the sealed copy differs from the log ({findings[0].detail}); sealing given up")

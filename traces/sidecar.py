@@ -1,0 +1,76 @@
+"""The head of a log in a file of its own, `<log>.head.json`: what was acknowledged last.
+
+A damaged length field makes DuckDB drop the rest of a write-ahead log without a word; only something outside the
+database can say that acknowledged events are gone. A file ahead of its head is fine (committed, not acknowledged);
+a head ahead of its file is a lost tail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+__all__ = ["Head", "fsync_dir", "head_path", "read_head", "session_key", "write_head"]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """`batch` and its chain `digest` (hex); `rows` of all tables so far; last seq of each "run/session"."""
+
+    log_id: str
+    batch: int
+    digest: str
+    rows: int
+    sessions: dict[str, int]
+    sealed: bool = False
+
+    def as_sealed(self) -> Head:
+        return replace(self, sealed=True)
+
+
+def head_path(log: Path) -> Path:
+    return log.with_name(log.name + ".head.json")
+
+
+def session_key(run_id: str, session_id: str) -> str:
+    return f"{run_id}/{session_id}"
+
+
+def write_head(log: Path, head: Head) -> None:
+    """Replace the sidecar so that a crash leaves the old one or the new one, and the new one after return."""
+    path = head_path(log)
+    temporary = path.with_name(path.name + ".new")
+    text = json.dumps(asdict(head), sort_keys=True, separators=(",", ":"))
+    with temporary.open("w", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+    temporary.replace(path)
+    fsync_dir(path.parent)
+
+
+def read_head(log: Path) -> Head | None:
+    """The sidecar; None where there is none. Raises ValueError when it is not one."""
+    path = head_path(log)
+    try:
+        data = json.loads(path.read_bytes())
+        head = Head(**data)
+    except FileNotFoundError:
+        return None
+    except (TypeError, ValueError) as err:
+        raise ValueError(f"{path.name} is damaged ({err})") from err
+    well_formed = isinstance(head.batch, int) and isinstance(head.rows, int) and isinstance(head.sessions, dict)
+    if not well_formed or not isinstance(head.digest, str):
+        raise ValueError(f"{path.name} is damaged (wrong types)")
+    return head
+
+
+def fsync_dir(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

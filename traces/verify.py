@@ -1,0 +1,72 @@
+"""Verify a log: every row against the chain, the chain against the sidecar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from kvtape.planner.residency import IllegalEvent, ResidencyMismatch
+from kvtape.traces.chain_check import check_chain
+from kvtape.traces.database import one_line
+from kvtape.traces.errors import LogUnreadable
+from kvtape.traces.findings import Finding, FindingKind
+from kvtape.traces.reader import Log, open_log
+
+__all__ = ["Finding", "FindingKind", "VerifyResult", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """`ok` when nothing was found. `rows` of all tables, number of `batches`, `chain_digest` (hex) of the last."""
+
+    ok: bool
+    findings: tuple[Finding, ...]
+    rows: int
+    batches: int
+    chain_digest: str
+    notice: str | None = None
+
+
+def verify(path: str | Path) -> VerifyResult:
+    """Recompute the chain of the log. Raises LogMissing, NotALog, LogTooNew, LogUnreadable; never for a finding."""
+    with open_log(path) as log:
+        try:
+            report = check_chain(log.connection, log.meta, log.head)
+        except duckdb.Error as err:
+            raise LogUnreadable(f"{log.path}: torn or damaged ({one_line(err)})") from None
+        findings = [*report.findings, *_fold_findings(log, report.findings), *_head_findings(log)]
+        return VerifyResult(not findings, tuple(findings), report.rows, report.batches, report.digest, log.notice)
+
+
+def _head_findings(log: Log) -> list[Finding]:
+    if log.head is not None:
+        return []
+    missing = log.head_problem is None or "missing" in log.head_problem
+    kind = FindingKind.HEAD_MISSING if missing else FindingKind.HEAD_DAMAGED
+    return [Finding(kind, f"{log.head_problem}: whether the end of the log is lost cannot be told")]
+
+
+def _fold_findings(log: Log, findings: list[Finding]) -> list[Finding]:
+    """Where events were changed, the first event that the fold rejects is close to the culprit."""
+    kinds = (FindingKind.ALTERED, FindingKind.REORDERED, FindingKind.MISSING, FindingKind.REPEATED)
+    batches = [f.batch for f in findings if f.table == "events" and f.kind in kinds]
+    if not batches:
+        return []
+    rows = log.connection.execute(
+        "SELECT DISTINCT run_id, session_id FROM events WHERE list_contains(?, batch) ORDER BY ALL", [batches]
+    ).fetchall()
+    rejected = []
+    for run, session in rows:
+        try:
+            log.state_at(run, session)
+        except (IllegalEvent, ResidencyMismatch) as err:
+            batch = log.connection.execute(
+                "SELECT min(batch) FROM events WHERE run_id = ? AND session_id = ? AND seq = ?",
+                [run, session, err.event.seq],
+            ).fetchall()[0][0]
+            rejected.append(Finding(FindingKind.FOLD, f"the fold rejects {err}", batch, "events"))
+        except ValueError as err:
+            rejected.append(Finding(FindingKind.FOLD, f"run {run} session {session}: {err}", None, "events"))
+    return rejected

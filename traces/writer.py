@@ -1,0 +1,167 @@
+"""Appending batches to a log: one call, one transaction, one acknowledgement.
+
+`LogWriter` is the columnar path: it takes Arrow tables, numbers and hashes the batch, commits it, and writes the
+sidecar. It does not check sequence numbers; `Recorder` does that before events come here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from kvtape.planner.rows import RunRow
+from kvtape.traces.canonical import in_canonical_order, table_digest
+from kvtape.traces.chain import genesis, link, span_list, summarise
+from kvtape.traces.codec import to_arrow
+from kvtape.traces.database import create_log_file, open_for_append, read_meta
+from kvtape.traces.errors import KeyMismatch, LogExists, LogMissing, LogUnreadable
+from kvtape.traces.keys import key_id, key_path, load_or_create_key
+from kvtape.traces.live import recorded_here, recording
+from kvtape.traces.schema import FORMAT, ROW_TABLES, RUNS, SCHEMA_VERSION
+from kvtape.traces.sidecar import Head, read_head, session_key, write_head
+
+__all__ = ["LogWriter"]
+
+
+class LogWriter:
+    """The one writer of a log file. Not thread-safe: one thread appends."""
+
+    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, head: Head, key: bytes, held: ExitStack):
+        self.path = path
+        self.key = key
+        self.head = head
+        self.connection = connection
+        self._held = held
+
+    @classmethod
+    def create(cls, path: Path, run: RunRow, key: bytes | None = None) -> LogWriter:
+        """A new log; its key is drawn and kept beside it unless one is given. Raises LogExists."""
+        if recorded_here(path):
+            raise LogExists(f"{path}: this process is already recording into it")
+        key = load_or_create_key(path) if key is None else key
+        meta = {
+            "format": FORMAT,
+            "schema_version": str(SCHEMA_VERSION),
+            "kvtape_version": run.kvtape_version,
+            "log_id": _log_id(run, key),
+            "key_id": key_id(key),
+        }
+        create_log_file(path, meta)
+        head = Head(meta["log_id"], 0, genesis(meta).hex(), 0, {})
+        return cls._hold(path, key, lambda _: head)
+
+    @classmethod
+    def resume(cls, path: Path, key: bytes | None = None) -> LogWriter:
+        """Go on with a log that was not sealed, after the last committed batch.
+
+        Raises LogMissing, LogExists (sealed, or being recorded), KeyMismatch, LogUnreadable (its tail is lost).
+        """
+        if not path.exists():
+            raise LogMissing(f"{path}: no such log")
+        if recorded_here(path):
+            raise LogExists(f"{path}: this process is already recording into it")
+        _refuse_sealed(path)
+        if key is None:
+            if not key_path(path).exists():
+                raise KeyMismatch(f"{key_path(path)}: the key of the log is missing; put it back to go on recording")
+            key = load_or_create_key(path)
+        return cls._hold(path, key, lambda connection: _resumed_head(path, connection, key))
+
+    @classmethod
+    def _hold(cls, path: Path, key: bytes, find_head: Callable[[duckdb.DuckDBPyConnection], Head]) -> LogWriter:
+        with ExitStack() as held:
+            held.enter_context(recording(path))
+            connection = open_for_append(path)
+            held.callback(_close, connection)
+            head = find_head(connection)
+            write_head(path, head)
+            return cls(path, connection, head, key, held.pop_all())
+        raise AssertionError("unreachable")
+
+    def append(self, tables: Mapping[str, pa.Table]) -> Head:
+        """Commit the rows (tables by name, columns as in `schema.arrow_schema`) as one batch; durable on return.
+
+        Raises duckdb.Error or OSError; the batch is then not acknowledged and no later batch may follow.
+        """
+        ordered = {t.name: in_canonical_order(t, tables[t.name]) for t in ROW_TABLES if t.name in tables}
+        summary = summarise(ordered)
+        batch = self.head.batch + 1
+        previous = bytes.fromhex(self.head.digest)
+        digest = link(previous, batch, summary)
+        self.connection.execute("BEGIN")
+        try:
+            for name, rows in ordered.items():
+                if rows.num_rows:
+                    self._insert(name, rows, batch)
+            row = [batch, summary.rows, summary.spans, summary.tables, previous, digest]
+            self.connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)", row)
+            self.connection.execute("COMMIT")
+        except BaseException:
+            with suppress(duckdb.Error):  # the engine has often rolled back by itself
+                self.connection.execute("ROLLBACK")
+            raise
+        sessions = dict(self.head.sessions)
+        if "events" in ordered:
+            sessions.update({session_key(run, sid): last for run, sid, _, last in span_list(ordered["events"])})
+        head = Head(self.head.log_id, batch, digest.hex(), self.head.rows + summary.rows, sessions)
+        write_head(self.path, head)
+        self.head = head
+        return head
+
+    def _insert(self, name: str, rows: pa.Table, batch: int) -> None:
+        number = pa.repeat(pa.scalar(batch, pa.uint64()), rows.num_rows)
+        self.connection.register("incoming", rows.append_column("batch", number))
+        try:
+            self.connection.execute(f"INSERT INTO {name} FROM incoming")
+        finally:
+            self.connection.unregister("incoming")
+
+    def close(self) -> None:
+        """Give the file free. Idempotent; what was appended is already durable."""
+        self._held.close()
+
+
+def _close(connection: duckdb.DuckDBPyConnection) -> None:
+    with suppress(duckdb.Error):  # after a failed write the engine refuses everything
+        connection.close()
+
+
+def _log_id(run: RunRow, key: bytes) -> str:
+    first = table_digest(RUNS.fields, to_arrow(RUNS, [run]))
+    return hashlib.blake2b(b"kvtape log id" + first, digest_size=8, key=key).hexdigest()
+
+
+def _refuse_sealed(path: Path) -> None:
+    try:
+        head = read_head(path)
+    except ValueError as err:
+        raise LogUnreadable(f"{path}: {err}; `kvtape verify` says what is left") from None
+    if head is not None and head.sealed:
+        raise LogExists(f"{path}: sealed; a sealed log is finished, record into another path")
+
+
+def _resumed_head(path: Path, connection: duckdb.DuckDBPyConnection, key: bytes) -> Head:
+    """The head as the file has it; it may be ahead of the sidecar, never behind."""
+    meta = read_meta(connection, path)
+    if "sealed" in meta:
+        raise LogExists(f"{path}: sealed; a sealed log is finished, record into another path")
+    if meta.get("key_id") != key_id(key):
+        raise KeyMismatch(f"{path}: written under another key; put its own key file back")
+    last = connection.execute(
+        "SELECT batch, digest, (SELECT sum(rows)::UBIGINT FROM batches) FROM batches ORDER BY batch DESC LIMIT 1"
+    ).fetchall()
+    batch, digest, rows = last[0] if last else (0, genesis(meta), 0)
+    marks = connection.execute("SELECT run_id, session_id, max(seq) FROM events GROUP BY ALL ORDER BY ALL").fetchall()
+    sidecar = read_head(path)
+    if sidecar is not None and (sidecar.log_id != meta.get("log_id") or sidecar.batch > batch):
+        raise LogUnreadable(
+            f"{path}: its acknowledged tail is gone or the sidecar is another log's (head at batch {sidecar.batch}, "
+            f"file at {batch}); see `kvtape verify`"
+        )
+    sessions = {session_key(run, session): seq for run, session, seq in marks}
+    return Head(meta["log_id"], batch, digest.hex(), rows, sessions)
