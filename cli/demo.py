@@ -66,7 +66,7 @@ def demo(
     _write(out / "answers.json", answers)
     sections: list[Section] = [*replay_sections(report)]
     sections += [Section(q, tuple(a["columns"]), [tuple(row) for row in a["rows"]]) for q, a in answers.items()]
-    sections.append(Section(f"the model answered: {' '.join(answer.split())}", (), ()))
+    sections.append(Section(f"the model, asked what the witness is: {_first_line(answer)}", (), ()))
     sections.append(Section(f"{events} events in {log}; look around with: kvtape show {log}", (), ()))
     body = {"log": str(log), "events": events, "answer": answer, "replay": report, "answers": answers}
     emit("demo", body, sections, as_json=as_json, digest=digest, digest_kind="logical")
@@ -155,6 +155,10 @@ def _ask(tape: Log, query: str) -> dict[str, Any]:
 
     columns, rows = tape.sql(query)
     return {"query": query, "columns": list(columns), "rows": [[jsonable(v) for v in row] for row in rows]}
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "nothing")
 
 
 def _write(path: Path, value: Any) -> None:

@@ -86,8 +86,9 @@ def play_essay(session: Session, material: Material, tell: Tell) -> tuple[int, .
     with suppress(UnknownBlock):
         session.admit(_NO_SUCH_BLOCK)
 
-    tell("from here on, positions are kept contiguous")
+    tell("the holes are closed, and from here on positions are kept contiguous")
     session.set_policy(parse_policy(f"{ESSAY.policy},positions=rebased"))
+    session.compact()
     session.prefill_suffix(essay[:_REBASED_TOKENS])
     session.decode(24)
     session.close()
