@@ -1,0 +1,57 @@
+"""What a comparison found wrong, as data, and the tolerances it was held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtape.planner.ranges import RangeSet
+
+__all__ = ["Finding", "Gate", "Pairs", "Tolerances", "as_pairs"]
+
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`what` is wrong in one line; `expected` and `found` are half-open ranges, where ranges say it."""
+
+    what: str
+    expected: Pairs | None = None
+    found: Pairs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerances:
+    """Relative distances (Euclidean, of one row over all its heads) that still count as the same row.
+
+    `identity`: a stored layer-0 key, turned back, to the key computed from the weights. `moved_key`: a key after a
+    shift to the same key before it, turned by the shift's delta.
+    """
+
+    identity: float
+    moved_key: float
+
+    @classmethod
+    def of(cls, *, plain_weights: bool, kv_type_k: str) -> Tolerances:
+        """Engines round activations to 8 bits against quantised weights; that alone moves layer-0 keys by 0.01."""
+        exact = kv_type_k == "f32"
+        identity = (1e-3 if exact else 1e-2) if plain_weights else 0.05
+        return cls(identity=identity, moved_key=1e-3 if exact else 2e-2)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """When logits count as right: limits in nats and as a share, beside what two right evaluations differ by."""
+
+    mean_kl: float = 0.01
+    top1: float = 0.9
+    noise_floor_mean_kl: float = 0.003
+
+
+def as_pairs(positions: Iterable[int] | npt.NDArray[np.int64]) -> Pairs:
+    """Positions, in any order, as half-open ranges."""
+    return tuple(RangeSet((int(p), int(p) + 1) for p in positions).as_pairs())

@@ -1,0 +1,132 @@
+"""What a replay found, as data: the same log and the same engines give the same bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from kvtape.replay.findings import Gate, Tolerances
+from kvtape.replay.numbers import Agreement
+from kvtape.replay.story import Divergence
+
+__all__ = ["BackendReport", "ReplayReport", "SessionReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReport:
+    """One recorded session: its events, how many of them fold, whether events were lost, each backend's numbers."""
+
+    session: str
+    events: int
+    foldable: int
+    lost_at: int | None
+    agreements: dict[str, Agreement | None]
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {name: _agreement(a) for name, a in self.agreements.items()}
+        return {
+            "session": self.session,
+            "events": self.events,
+            "foldable": self.foldable,
+            "lost_at": self.lost_at,
+            "numbers": numbers,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReport:
+    """One target over all sessions. Rows are counted once per look; `residency_events` are those executed."""
+
+    name: str
+    way: str
+    engine_version: str
+    kv_types: str
+    events_compared: int
+    residency_events: int
+    witness_positions: int
+    witness_rows: int
+    witness_identities: int
+    not_executed: int
+    agreement: Agreement | None
+    reference: str | None
+    reference_reason: str | None
+    tolerances: Tolerances
+    diverged: bool
+
+    def equal(self, gate: Gate) -> bool:
+        """Whether nothing diverged, everything was witnessed, and the numbers pass where they were compared."""
+        if self.diverged or self.witness_positions != self.residency_events:
+            return False
+        if self.reference is None:
+            return True
+        return self.witness_identities == self.witness_rows and self.numbers_pass(gate)
+
+    def numbers_pass(self, gate: Gate) -> bool:
+        a = self.agreement
+        return a is None or (a.mean_kl <= gate.mean_kl and a.top1 >= gate.top1)
+
+    def to_json(self, gate: Gate) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "way": self.way,
+            "engine_version": self.engine_version,
+            "kv_types": self.kv_types,
+            "equal": self.equal(gate),
+            "events_compared": self.events_compared,
+            "residency_events": self.residency_events,
+            "witness_positions": self.witness_positions,
+            "witness_rows": self.witness_rows,
+            "witness_identities": self.witness_identities,
+            "not_executed": self.not_executed,
+            **_agreement(self.agreement),
+            "reference": self.reference,
+            "reference_reason": self.reference_reason,
+            "tolerances": {"identity": self.tolerances.identity, "moved_key": self.tolerances.moved_key},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """`equal` speaks for all backends; `first_divergence` is the earliest by session and seq."""
+
+    run_id: str
+    log_digest: str
+    model: str
+    first_divergence: Divergence | None
+    backends: tuple[BackendReport, ...]
+    sessions: tuple[SessionReport, ...]
+    notes: tuple[str, ...]
+    gate: Gate
+
+    @property
+    def equal(self) -> bool:
+        return self.first_divergence is None and all(b.equal(self.gate) for b in self.backends)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values with stable keys; no times, no paths."""
+        return {
+            "equal": self.equal,
+            "first_divergence": self.first_divergence.to_json() if self.first_divergence else None,
+            "backends": [b.to_json(self.gate) for b in self.backends],
+            "sessions": [s.to_json() for s in self.sessions],
+            "notes": list(self.notes),
+            "log_digest": self.log_digest,
+            "model_fingerprint": self.model,
+            "tolerances": {
+                "mean_kl": self.gate.mean_kl,
+                "top1": self.gate.top1,
+                "noise_floor_mean_kl": self.gate.noise_floor_mean_kl,
+            },
+        }
+
+
+def _agreement(a: Agreement | None) -> dict[str, Any]:
+    if a is None:
+        return {"checkpoints": 0, "max_kl": None, "mean_kl": None, "top1": None}
+    return {"checkpoints": a.checkpoints, "max_kl": _number(a.max_kl), "mean_kl": _number(a.mean_kl), "top1": a.top1}
+
+
+def _number(value: float) -> float | None:
+    """JSON has no infinity; logits that are not numbers leave a null beside a failed gate."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,137 @@
+"""One session on one backend, from open to its end or its first divergence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvtape.backends.errors import KvtapeError, UnsupportedOperation
+from kvtape.backends.protocol import Backend, Engine, Logits
+from kvtape.planner.events import Event, Op
+from kvtape.planner.layout import Layout, normalise
+from kvtape.planner.residency import RESIDENCY_OPS, ResidencyState
+from kvtape.replay.checkpoints import Checkpoint, plan_checkpoints
+from kvtape.replay.findings import Finding, Tolerances
+from kvtape.replay.judge import Judge
+from kvtape.replay.lineage import Lineage, LineageBuilder
+from kvtape.replay.performer import Performer
+from kvtape.replay.story import Divergence, Story
+from kvtape.replay.targets import Target
+from kvtape.replay.weights import Weights
+
+__all__ = ["Progress", "SessionRun", "run_session"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with the session, the seq that is done and how many events there are."""
+
+
+@dataclass(slots=True)
+class SessionRun:
+    """What one session on one backend showed.
+
+    `layouts`: the backend's books after each residency-changing event; `logits` float32 `[n_vocab]` at each
+    checkpoint that was reached, `slots` the slot of `lineage` that each belongs to.
+    """
+
+    tolerances: Tolerances
+    events_compared: int = 0
+    residency_events: int = 0
+    witness_positions: int = 0
+    witness_rows: int = 0
+    witness_identities: int = 0
+    not_executed: int = 0
+    layouts: dict[int, Layout] = field(default_factory=dict)
+    logits: dict[Checkpoint, Logits] = field(default_factory=dict)
+    slots: dict[Checkpoint, int] = field(default_factory=dict)
+    lineage: Lineage | None = None
+    divergence: Divergence | None = None
+
+
+def run_session(
+    story: Story, target: Target, engine: Engine, weights: Weights | None, progress: Progress | None = None
+) -> SessionRun:
+    """Replay `story` on a new backend of `engine`.
+
+    Raises UnsupportedOperation when the backend has no such operation on this way; everything else that a backend
+    does wrong is the run's divergence.
+    """
+    backend = engine.open(target.session_config(story.row))
+    try:
+        return _Run(story, target, backend, weights).play(progress)
+    finally:
+        backend.close()
+
+
+class _Run:
+    def __init__(self, story: Story, target: Target, backend: Backend, weights: Weights | None) -> None:
+        plain = weights is not None and weights.exact("token_embd.weight", "blk.0.attn_k.weight")
+        tolerances = Tolerances.of(plain_weights=plain, kv_type_k=backend.config.kv_type_k)
+        self._story, self._target, self._backend = story, target, backend
+        self._lineage = LineageBuilder(target.lineage_way, remove_tail=backend.capabilities.remove_tail)
+        self._performer = Performer(backend, self._lineage, plan_checkpoints(story.events), story.tokens)
+        self._judge = Judge(weights, story.distinct_tokens(), tolerances)
+        self._result = SessionRun(tolerances)
+        self._alive = True
+
+    def play(self, progress: Progress | None) -> SessionRun:
+        story, result = self._story, self._result
+        before = ResidencyState()
+        for event, after in zip(story.events, story.states, strict=True):
+            findings = self._one(event, before, after)
+            if findings:
+                result.divergence = story.diverged(event, self._target.spec, findings[0])
+                break
+            result.events_compared += 1
+            before = after
+            if progress is not None:
+                progress(story.session_id, event.seq, len(story.events))
+        result.logits, result.slots = self._performer.logits, self._performer.slots
+        result.lineage = self._lineage.lineage()
+        return result
+
+    def _one(self, event: Event, before: ResidencyState, after: ResidencyState) -> list[Finding]:
+        try:
+            return self._execute(event, before, after)
+        except UnsupportedOperation as err:
+            where = f"session {self._story.session_id} seq {event.seq} ({event.op})"
+            hint = "; try way=recompute" if self._target.way == "native" else ""
+            raise UnsupportedOperation(f"{where} on {self._target.spec}", f"{err}{hint}") from err
+        except KvtapeError as err:
+            return [Finding(f"{type(err).__name__}: {err}")]
+
+    def _execute(self, event: Event, before: ResidencyState, after: ResidencyState) -> list[Finding]:
+        if event.op == Op.OPEN:
+            return self._opened(after)
+        if event.op in (Op.REFUSE, Op.FATAL) or not self._alive:
+            self._result.not_executed += 1
+            if event.op == Op.FATAL:
+                self._end()
+            return self._look(event) if self._alive else []
+        if event.op == Op.CLOSE:
+            self._end()
+            return []
+        findings = self._performer.perform(event, before, after)
+        if event.op not in RESIDENCY_OPS and event.op != Op.SNAPSHOT:
+            return findings
+        self._result.residency_events += event.op in RESIDENCY_OPS
+        return [*findings, *self._look(event)]
+
+    def _opened(self, after: ResidencyState) -> list[Finding]:
+        if self._backend.n_ctx == after.n_ctx:
+            return []
+        return [Finding(f"open: the context holds {self._backend.n_ctx} tokens, the log says {after.n_ctx}")]
+
+    def _end(self) -> None:
+        self._alive = False
+        self._backend.close()
+
+    def _look(self, event: Event) -> list[Finding]:
+        verdict = self._judge.look(self._lineage, self._backend)
+        result = self._result
+        result.witness_rows += verdict.rows
+        result.witness_identities += verdict.identified
+        if event.op in RESIDENCY_OPS:
+            result.witness_positions += verdict.positions_agree
+            if not verdict.findings:
+                result.layouts[event.seq] = normalise(self._backend.books())
+        return list(verdict.findings)

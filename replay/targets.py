@@ -1,0 +1,57 @@
+"""What a log is replayed on: an engine spec and the way evicts are carried out there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvtape.backends.protocol import SessionConfig
+from kvtape.planner.rows import SessionRow
+from kvtape.planner.specs import SpecError, parse_spec
+from kvtape.replay.lineage import LineageWay
+
+__all__ = ["Target", "parse_target"]
+
+_WAYS: dict[str, LineageWay] = {"native": "log", "recompute": "recompute"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`spec` as written; `way` native (each evict as its event says) or recompute; `options` go to the engine."""
+
+    spec: str
+    engine: str
+    way: str = "native"
+    threads: int | None = None
+    options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def lineage_way(self) -> LineageWay:
+        return _WAYS[self.way]
+
+    def session_config(self, row: SessionRow) -> SessionConfig:
+        """What the recorded session ran with, but for what the target says itself."""
+        return SessionConfig(
+            n_ctx=row.n_ctx,
+            chunk=row.chunk,
+            kv_type_k=row.kv_type_k,
+            kv_type_v=row.kv_type_v,
+            flash_attention=row.flash_attention,
+            threads=self.threads or row.threads,
+            cold_budget_tokens=row.cold_budget_tokens,
+            options=dict(self.options),
+        )
+
+
+def parse_target(text: str) -> Target:
+    """`NAME[:way=native|recompute][,threads=N][,engine options]`. Raises SpecError."""
+    spec = parse_spec(text)
+    if spec.target is not None:
+        raise SpecError(f"{text!r}: a backend takes no function; write name[:key=value[,key=value]*]")
+    options = dict(spec.args)
+    way = options.pop("way", "native")
+    if way not in _WAYS:
+        raise SpecError(f"{text!r}: unknown way {way!r}; allowed: {', '.join(_WAYS)}")
+    threads = options.pop("threads", None)
+    if threads is not None and not (threads.isdecimal() and threads.isascii() and int(threads) > 0):
+        raise SpecError(f"{text!r}: threads is a whole number of at least 1")
+    return Target(text, spec.name, way, None if threads is None else int(threads), options)
