@@ -60,7 +60,7 @@ def demo(
         report = replay_log(tape, list(REPLAY_ON), path).to_json()
         note("3/3 asking the log")
         answers = {question: _ask(tape, query) for question, query in QUESTIONS.items()}
-        digest = tape.logical_digest(tape.default_run())
+        digest = tape.logical_digest(tape.default_run().run_id)
         events = tape.sql("SELECT count(*) FROM events")[1][0][0]
     _write(out / "replay.json", report)
     _write(out / "answers.json", answers)

@@ -33,7 +33,10 @@ def diff(
 
     with opened(a) as left, opened(b) as right:
         found = _first_difference(left, right, session)
-        digests = {"a": left.logical_digest(left.default_run()), "b": right.logical_digest(right.default_run())}
+        digests = {
+            "a": left.logical_digest(left.default_run().run_id),
+            "b": right.logical_digest(right.default_run().run_id),
+        }
     body = {"same": found is None, "first_difference": found, "logical_digests": digests}
     if found is None:
         sections = [Section("the same events in both logs", (), ())]
@@ -61,8 +64,8 @@ def _first_difference(left: Log, right: Log, session: str | None) -> dict[str, A
             return {"session": session_id, "seq": None, "fields": fields, "context": []}
         found = _first_event(
             session_id,
-            left.events(left.default_run(), session_id),
-            right.events(right.default_run(), session_id),
+            left.events(left.default_run().run_id, session_id),
+            right.events(right.default_run().run_id, session_id),
         )
         if found is not None:
             return found

@@ -31,7 +31,7 @@ def opened(path: Path) -> Iterator[Log]:
 
 def chosen_sessions(log: Log, session_id: str | None) -> list[SessionRow]:
     """The sessions of the log's default run, or the one asked for. Raises UsageError naming those there are."""
-    rows = log.sessions(log.default_run())
+    rows = log.sessions(log.default_run().run_id)
     if session_id is None:
         return rows
     found = [row for row in rows if row.session_id == session_id]

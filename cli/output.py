@@ -1,4 +1,4 @@
-"""What a command prints: JSON for scripts, tables for people, plain tab-separated lines for pipes.
+"""What a command prints: JSON for scripts (one line in a pipe), tables for people, tab-separated lines for pipes.
 
 Results go to stdout, everything else to stderr. Colours and boxes appear only on a terminal, and never with
 NO_COLOR set.
@@ -54,6 +54,7 @@ def emit(
 ) -> None:
     """Print a command's result. Without `digest` it is the digest of `body`."""
     value = report_digest(body) if digest is None else digest
+    terminal = sys.stdout.isatty()
     if as_json:
         envelope = {
             "schema": f"kvtape.{verb}/1",
@@ -61,9 +62,16 @@ def emit(
             "digest": value,
             "digest_kind": digest_kind,
         }
-        print(json.dumps({**body, **envelope}, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False))
+        print(
+            json.dumps(
+                {**body, **envelope},
+                sort_keys=True,
+                indent=1 if terminal else None,
+                ensure_ascii=False,
+                allow_nan=False,
+            )
+        )
         return
-    terminal = sys.stdout.isatty()
     for number, section in enumerate(sections):
         if number and terminal:
             print()

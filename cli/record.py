@@ -157,7 +157,7 @@ def _report(log: Path, said: str, *, as_json: bool) -> None:
     from kvtape.cli.output import Section, emit
 
     with opened(log) as tape:
-        run_id = tape.default_run()
+        run_id = tape.default_run().run_id
         events = tape.events(run_id, SESSION_ID)
         state = tape.state_at(run_id, SESSION_ID, None)
         body: dict[str, Any] = {

@@ -52,7 +52,7 @@ def replay_log(tape: Log, on: list[str], model: Path | None) -> ReplayReport:
     from kvtape.cli.progress import progress
     from kvtape.replay.replayer import replay as run
 
-    rows = tape.sessions(tape.default_run())
+    rows = tape.sessions(tape.default_run().run_id)
     path = model_for_log(model, rows[0].model_fingerprint, rows[0].model_name) if rows else model
     with progress("replaying") as shown:
         return run(

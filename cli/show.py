@@ -54,7 +54,7 @@ def show(
     from kvtape.cli.output import emit
 
     with opened(log) as tape:
-        run_id = tape.default_run()
+        run_id = tape.default_run().run_id
         rows = chosen_sessions(tape, session)
         if at is not None and len(rows) != 1:
             raise UsageError(f"--at needs --session; the log has: {', '.join(row.session_id for row in rows)}")
@@ -66,7 +66,7 @@ def show(
                 raise UsageError(f"session {row.session_id} has events 0 to {len(events) - 1}; no event {at}")
             last = len(events) - 1 if at is None else at
             state = tape.state_at(run_id, row.session_id, last)
-            plans = [plan for plan in tape.plans(run_id, row.session_id) if plan.seq <= last]
+            plans = [plan for seq, plan in sorted(tape.plans(run_id, row.session_id).items()) if seq <= last]
             facts = _facts(row, events[: last + 1], state, plans[-1] if plans else None)
             shown.append(facts)
             sections.append(_section(row, state, facts))

@@ -6,7 +6,7 @@ from kvtape.planner.residency import RESIDENCY_OPS, ResidencyState, apply, check
 from kvtape.traces.reader import open_log
 
 with open_log(sys.argv[1]) as log:
-    run_id = log.default_run()
+    run_id = log.default_run().run_id
     for row in log.sessions(run_id):
         print(f"session {row.session_id} on {row.backend}, policy {row.policy}")
         state = ResidencyState()
