@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,13 +57,21 @@ class ModelShape:
 
 
 def read_model(path: str | Path) -> ModelShape:
-    """Read a GGUF header (about 2 s for a 49k vocabulary). Raises ModelFileError."""
+    """Read a GGUF header (about 2 s for a 49k vocabulary; once per file and process). Raises ModelFileError."""
     file = Path(path)
     if not file.is_file():
         raise ModelFileError(f"{file}: no such model file; give the path of a GGUF")
     with file.open("rb") as handle:
         if handle.read(4) != b"GGUF":
             raise ModelFileError(f"{file}: not a GGUF file (it does not begin with 'GGUF')")
+    stat = file.stat()
+    return _read(str(file), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _read(path: str, size: int, mtime_ns: int) -> ModelShape:
+    """Size and time of change are part of the key: a rewritten file is read again."""
+    file = Path(path)
     import gguf
 
     try:
