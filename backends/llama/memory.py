@@ -181,6 +181,10 @@ class LiveMemory:
         self.flush()
         return self._attention(self._context.read_sequence(LIVE))[0]
 
+    def has_cache_without_layers(self) -> bool:
+        """Of a memory that holds rows: whether one of its caches has none to hold (every layer is in the other)."""
+        return any(not cache.keys for cache in self._attention(self._context.read_sequence(LIVE)))
+
     def windowed_positions(self) -> Positions:
         """Positions that a windowed model's windowed cache still holds."""
         caches = parse_whole(self._context.read_all(), extended=self._facts.multi_rope)

@@ -49,7 +49,7 @@ def prove(gates: Gates, facts: MemoryFacts, memory: LiveMemory, decoder: Decoder
             except (EngineFault, MemoryFault, StateRejected) as err:
                 finding = str(err)
             if finding is not None:
-                gates = gates.without(flag, f"tried at open and failed: {finding}")
+                gates = gates.without(flag, f"found when the session opened: {finding}")
     memory.clear()
     return gates
 
@@ -86,6 +86,8 @@ class _Proof:
 
     def shift(self) -> str | None:
         before = self._reset()
+        if self._memory.has_cache_without_layers():
+            return "one of its caches has no layers, and rotating nothing aborts the engine"
         self._memory.remove(*_HOLE)
         self._memory.shift(4, _N, -2)
         self._memory.flush()
