@@ -21,7 +21,11 @@ class Performer:
     """Executes events verbatim. `lineage` is stepped with each, so it always says what the backend should hold."""
 
     def __init__(
-        self, backend: Backend, lineage: LineageBuilder, wanted: frozenset[Checkpoint], tokens: Mapping[int, tuple[int, ...]]
+        self,
+        backend: Backend,
+        lineage: LineageBuilder,
+        wanted: frozenset[Checkpoint],
+        tokens: Mapping[int, tuple[int, ...]],
     ) -> None:
         self.logits: dict[Checkpoint, Logits] = {}
         self.slots: dict[Checkpoint, int] = {}

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import Engine
 from kvtape.backends.registry import open_engine as registry_open
 from kvtape.capacity.model import read_model
 from kvtape.planner.events import Event
-from kvtape.planner.layout import Layout, resident_ranges
-from kvtape.planner.rows import SessionRow, TokensRow
-from kvtape.replay.dense import DenseModel, reference_logits
-from kvtape.replay.findings import Finding, Gate
-from kvtape.replay.numbers import Agreement, compare_logits, kl_nats, merge
+from kvtape.planner.rows import RunRow, SessionRow, TokensRow
+from kvtape.replay.findings import Gate
+from kvtape.replay.numbers import merge
 from kvtape.replay.report import BackendReport, ReplayReport, SessionReport
 from kvtape.replay.runner import Progress, SessionRun, run_session
 from kvtape.replay.story import Divergence, Story, read_story
 from kvtape.replay.targets import Target, parse_target
+from kvtape.replay.verdicts import SessionNumbers, below_gate, between_backends, session_numbers
 from kvtape.replay.weights import ModelNotCovered, Weights
 
 __all__ = ["OpenEngine", "RecordedLog", "replay"]
@@ -33,7 +31,7 @@ REFERENCE = "numpy float32, one forward over the way's own lineage"
 class RecordedLog(Protocol):
     """What replay reads of a log; `traces.reader.Log` has it."""
 
-    def default_run(self) -> str: ...
+    def default_run(self) -> RunRow: ...
 
     def sessions(self, run_id: str) -> Sequence[SessionRow]: ...
 
@@ -42,3 +40,153 @@ class RecordedLog(Protocol):
     def tokens(self, run_id: str, session_id: str) -> Mapping[int, TokensRow]: ...
 
     def logical_digest(self, run_id: str) -> str: ...
+
+
+def replay(
+    log: RecordedLog,
+    targets: Sequence[str],
+    model_path: str | Path | None = None,
+    *,
+    run_id: str | None = None,
+    open_engine: OpenEngine = registry_open,
+    progress: Progress | None = None,
+    gate: Gate | None = None,
+) -> ReplayReport:
+    """Replay a run of `log` (the default one) on each target spec.
+
+    Raises SpecError and UsageError for what is asked wrongly (no target, no model, a log without content or of
+    another model), EnvironmentProblem where an engine is missing, UnsupportedOperation where one cannot follow on
+    this way. What an engine does wrong is in the report.
+    """
+    parsed = [parse_target(text) for text in targets]
+    if not parsed:
+        raise UsageError("nothing to replay on; name a backend, for example --on llama")
+    if model_path is None:
+        raise UsageError("a replay needs the model that was recorded; give its file with --model")
+    run = run_id or log.default_run().run_id
+    stories = [read_story(r, log.events(run, r.session_id), log.tokens(run, r.session_id)) for r in log.sessions(run)]
+    if not stories:
+        raise UsageError(f"run {run} has no session to replay")
+    model = _Model(Path(model_path))
+    for story in stories:
+        _require_same_model(story.row, model)
+    runs = [_run_target(target, stories, model, open_engine, progress) for target in parsed]
+    return _report(run, log.logical_digest(run), stories, runs, model, gate or Gate())
+
+
+class _Model:
+    """The model file: its fingerprint, its weights where the numpy code covers it, else the reason why not."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.weights: Weights | None = None
+        self.reason: str | None = None
+        try:
+            self.weights = Weights(path)
+            self.fingerprint = self.weights.shape.fingerprint
+        except ModelNotCovered as err:
+            self.reason = str(err)
+            self.fingerprint = read_model(path).fingerprint
+
+
+_FINGERPRINT_PARTS = ("architecture", "tensor shapes", "tokenizer", "file size", "header")
+
+
+def _require_same_model(row: SessionRow, model: _Model) -> None:
+    recorded, given = row.model_fingerprint.split("/"), model.fingerprint.split("/")
+    if recorded == given:
+        return
+    pairs = zip(_FINGERPRINT_PARTS, recorded, given, strict=False)
+    differ = [f"{part} ({a}, given {b})" for part, a, b in pairs if a != b] or ["the form of the fingerprint"]
+    raise UsageError(
+        f"session {row.session_id} was recorded with another model ({row.model_name}) than {model.path.name}: "
+        f"different {', '.join(differ)}; give that model with --model"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _TargetRuns:
+    """All sessions on one target."""
+
+    target: Target
+    engine_version: str
+    runs: list[SessionRun]
+
+
+def _run_target(
+    target: Target, stories: Sequence[Story], model: _Model, open_engine: OpenEngine, progress: Progress | None
+) -> _TargetRuns:
+    engine = open_engine(target.engine, model.path, target.options)
+    try:
+        runs = [run_session(story, target, engine, model.weights, progress) for story in stories]
+        return _TargetRuns(target, engine.version, runs)
+    finally:
+        engine.close()
+
+
+def _report(
+    run_id: str, log_digest: str, stories: Sequence[Story], done: Sequence[_TargetRuns], model: _Model, gate: Gate
+) -> ReplayReport:
+    targets = [d.target for d in done]
+    numbers: list[list[SessionNumbers]] = [[] for _ in done]
+    candidates: list[tuple[int, Divergence]] = []
+    for i, story in enumerate(stories):
+        runs = [d.runs[i] for d in done]
+        found = [story.divergence, *(run.divergence for run in runs), between_backends(story, targets, runs)]
+        candidates += [(i, d) for d in found if d is not None]
+        if model.weights is not None:
+            for j, n in enumerate(session_numbers(model.weights, runs)):
+                numbers[j].append(n)
+    first = min(candidates, key=lambda c: (c[0], c[1].seq), default=(0, None))[1]
+    if first is None:
+        failed = (below_gate(gate, t, stories, n) for t, n in zip(targets, numbers, strict=True))
+        first = next((d for d in failed if d is not None), None)
+    return ReplayReport(
+        run_id=run_id,
+        log_digest=log_digest,
+        model=model.fingerprint,
+        first_divergence=first,
+        backends=tuple(_backend(d, n, model) for d, n in zip(done, numbers, strict=True)),
+        sessions=tuple(_session(i, story, targets, numbers) for i, story in enumerate(stories)),
+        notes=tuple(_notes(stories, model)),
+        gate=gate,
+    )
+
+
+def _backend(done: _TargetRuns, numbers: Sequence[SessionNumbers], model: _Model) -> BackendReport:
+    runs = done.runs
+    return BackendReport(
+        name=done.target.spec,
+        way=done.target.way,
+        engine_version=done.engine_version,
+        kv_types=runs[0].kv_types,
+        events_compared=sum(r.events_compared for r in runs),
+        residency_events=sum(r.residency_events for r in runs),
+        witness_positions=sum(r.witness_positions for r in runs),
+        witness_rows=sum(r.witness_rows for r in runs),
+        witness_identities=sum(r.witness_identities for r in runs),
+        not_executed=sum(r.not_executed for r in runs),
+        agreement=merge(n.agreement for n in numbers),
+        reference=None if model.weights is None else REFERENCE,
+        reference_reason=model.reason,
+        tolerances=runs[0].tolerances,
+        diverged=any(r.divergence is not None for r in runs),
+    )
+
+
+def _session(
+    i: int, story: Story, targets: Sequence[Target], numbers: Sequence[Sequence[SessionNumbers]]
+) -> SessionReport:
+    by_target = {t.spec: n[i].agreement if n else None for t, n in zip(targets, numbers, strict=True)}
+    return SessionReport(story.session_id, story.n_events, len(story.events), story.lost_at, by_target)
+
+
+def _notes(stories: Sequence[Story], model: _Model) -> list[str]:
+    notes = [
+        f"session {s.session_id}: events were lost at seq {s.lost_at}; compared up to there"
+        for s in stories
+        if s.lost_at is not None
+    ]
+    if model.reason is not None:
+        notes.append(f"identity and logits are not compared: {model.reason}; `equal` speaks of residency only")
+    return notes

@@ -34,6 +34,7 @@ class SessionRun:
     """
 
     tolerances: Tolerances
+    kv_types: str
     events_compared: int = 0
     residency_events: int = 0
     witness_positions: int = 0
@@ -70,7 +71,7 @@ class _Run:
         self._lineage = LineageBuilder(target.lineage_way, remove_tail=backend.capabilities.remove_tail)
         self._performer = Performer(backend, self._lineage, plan_checkpoints(story.events), story.tokens)
         self._judge = Judge(weights, story.distinct_tokens(), tolerances)
-        self._result = SessionRun(tolerances)
+        self._result = SessionRun(tolerances, f"{backend.config.kv_type_k}/{backend.config.kv_type_v}")
         self._alive = True
 
     def play(self, progress: Progress | None) -> SessionRun:

@@ -47,9 +47,13 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """`states[i]` is the fold after `events[i]`; events end where the log itself diverges or lost events begin."""
+    """`states[i]` is the fold after `events[i]`; events end where the log itself diverges or lost events begin.
+
+    `n_events`: how many the log has.
+    """
 
     row: SessionRow
+    n_events: int
     events: tuple[Event, ...]
     states: tuple[ResidencyState, ...]
     tokens: Mapping[int, tuple[int, ...]]
@@ -87,7 +91,7 @@ def read_story(row: SessionRow, events: Sequence[Event], tokens: Mapping[int, To
             break
         states.append(after)
     ids = {seq: entry.tokens for seq, entry in tokens.items() if entry.tokens is not None}
-    return Story(row, tuple(events[: len(states)]), tuple(states), ids, divergence, lost_at)
+    return Story(row, len(events), tuple(events[: len(states)]), tuple(states), ids, divergence, lost_at)
 
 
 def _fold(
