@@ -1,4 +1,8 @@
-"""Views inside every log. Names and columns are public interface."""
+"""Views inside every log, so that any DuckDB client sees them. Names and columns are public interface.
+
+They are SQL over the rows alone. Where a view and the residency fold speak of one thing, the fold is what counts; a
+test compares them on random sessions.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,327 @@ __all__ = ["VIEWS", "View"]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view: what it answers, its SQL, and an example query for the documentation."""
+    """A view: what it answers, its columns, its SQL, and an example query for the documentation."""
 
     name: str
     doc: str
+    columns: tuple[tuple[str, str], ...]
     sql: str
     example: str
 
 
-VIEWS: tuple[View, ...] = ()
+_ROW = (("run_id", "the run"), ("session_id", "the session"))
+
+_TURNS = View(
+    "turns",
+    "One row per turn: what was offered, what was reused, what it cost.",
+    (
+        *_ROW,
+        ("turn", "1-based"),
+        ("first_seq", "its first event"),
+        ("last_seq", "its last event"),
+        ("prefix_tokens", "length of the prefix asked for: reused + forgotten + prefilled"),
+        ("prompt_tokens", "tokens offered, prefix and suffixes"),
+        ("reused", "resident tokens below the common prefix"),
+        ("forgotten", "evicted tokens below the common prefix that were not put back"),
+        ("prefilled", "prefix tokens past the common prefix"),
+        ("dropped", "resident tokens given up by the truncation"),
+        ("suffix", "suffix tokens"),
+        ("completion_tokens", "tokens generated"),
+        ("physical_prefill_tokens", "tokens the engine computed for prefills and rebuilds"),
+        ("recomputed_tokens", "tokens computed again that had been resident"),
+        ("evicted_tokens", "tokens evicted during the turn"),
+        ("admitted_tokens", "tokens put back from the cold store"),
+        ("refused", "operations refused"),
+        ("prefill_ns", "nanoseconds in prefill"),
+        ("decode_ns", "nanoseconds in decode"),
+        ("resident_tokens", "tokens resident at the end of the turn"),
+    ),
+    """
+    SELECT run_id, session_id, turn, min(seq) AS first_seq, max(seq) AS last_seq,
+        max(n_tokens) FILTER (op = 'prompt' AND reason IS DISTINCT FROM 'suffix') AS prefix_tokens,
+        coalesce(sum(prompt_tokens), 0)::UBIGINT AS prompt_tokens,
+        sum(reused)::UBIGINT AS reused,
+        sum(forgotten)::UBIGINT AS forgotten,
+        sum(prefilled)::UBIGINT AS prefilled,
+        sum(dropped)::UBIGINT AS dropped,
+        coalesce(sum(suffix), 0)::UBIGINT AS suffix,
+        coalesce(sum(completion_tokens), 0)::UBIGINT AS completion_tokens,
+        coalesce(sum(physical_prefill_tokens), 0)::UBIGINT AS physical_prefill_tokens,
+        coalesce(sum(recomputed_tokens), 0)::UBIGINT AS recomputed_tokens,
+        coalesce(sum(n_tokens) FILTER (op = 'evict'), 0)::UBIGINT AS evicted_tokens,
+        coalesce(sum(n_tokens) FILTER (op = 'admit'), 0)::UBIGINT AS admitted_tokens,
+        count(*) FILTER (op = 'refuse')::UBIGINT AS refused,
+        coalesce(sum(elapsed_ns) FILTER (op = 'prefill'), 0)::UBIGINT AS prefill_ns,
+        coalesce(sum(elapsed_ns) FILTER (op = 'decode'), 0)::UBIGINT AS decode_ns,
+        arg_max(resident_tokens, seq) FILTER (resident_tokens IS NOT NULL) AS resident_tokens
+    FROM events WHERE turn > 0 GROUP BY run_id, session_id, turn
+    """,
+    "SELECT turn, prompt_tokens, reused, forgotten, prefilled, completion_tokens FROM turns ORDER BY turn",
+)
+
+_COLD_BLOCKS = View(
+    "cold_blocks",
+    "One row per stay of a block in the cold store.",
+    (
+        *_ROW,
+        ("block_id", "the block"),
+        ("start", "first tape position"),
+        ("stop", "one past the last"),
+        ("cold_from_seq", "the evict that moved it there"),
+        ("cold_until_seq", "the admit, trim, truncate or restore that ended the stay; NULL while it lasts"),
+    ),
+    """
+    WITH stays AS (
+        SELECT run_id, session_id, seq AS cold_from_seq, ref[1] AS block_id, ref[2] AS "start", ref[3] AS "stop"
+        FROM (SELECT run_id, session_id, seq, unnest(from_json(blocks, '[["UBIGINT"]]')) AS ref
+              FROM events WHERE op = 'evict' AND cold AND blocks IS NOT NULL)),
+    left_by AS (
+        SELECT s.*, min(e.seq) AS left_seq
+        FROM stays s LEFT JOIN events e ON e.run_id = s.run_id AND e.session_id = s.session_id
+            AND e.seq > s.cold_from_seq AND e.op IN ('admit', 'trim', 'truncate')
+            AND (e.op = 'truncate' AND e."start" < s."stop" OR e.op <> 'truncate' AND e.block_id = s.block_id)
+        GROUP BY ALL),
+    restores AS (
+        SELECT r.run_id, r.session_id, r.seq AS restore_seq, max(s.seq) AS snapshot_seq
+        FROM events r JOIN events s ON s.run_id = r.run_id AND s.session_id = r.session_id
+            AND r.op = 'restore' AND s.op = 'snapshot' AND s.snapshot_id = r.snapshot_id AND s.seq < r.seq
+        GROUP BY ALL),
+    undone AS (
+        SELECT c.run_id, c.session_id, c.cold_from_seq, c.block_id, min(r.restore_seq) AS undone_seq
+        FROM left_by c JOIN restores r ON r.run_id = c.run_id AND r.session_id = c.session_id
+            AND r.restore_seq > c.cold_from_seq
+        WHERE NOT EXISTS (
+            SELECT 1 FROM left_by o WHERE o.run_id = c.run_id AND o.session_id = c.session_id
+                AND o.block_id = c.block_id AND o.cold_from_seq < r.snapshot_seq
+                AND (o.left_seq IS NULL OR o.left_seq > r.snapshot_seq))
+        GROUP BY ALL)
+    SELECT c.run_id, c.session_id, c.block_id, c."start", c."stop", c.cold_from_seq,
+        least(c.left_seq, u.undone_seq) AS cold_until_seq
+    FROM left_by c LEFT JOIN undone u ON u.run_id = c.run_id AND u.session_id = c.session_id
+        AND u.cold_from_seq = c.cold_from_seq AND u.block_id = c.block_id
+    """,
+    "SELECT block_id, start, stop, cold_until_seq - cold_from_seq AS events_away FROM cold_blocks",
+)
+
+_RESIDENCY = View(
+    "residency",
+    "One row per event: how many tokens were resident and cold after it.",
+    (
+        *_ROW,
+        ("seq", "the event"),
+        ("op", "what happened"),
+        ("turn", "the turn"),
+        ("generation", "tape generation after the event"),
+        ("start", "first tape position of the event"),
+        ("stop", "one past the last"),
+        ("way", "how it was carried out"),
+        ("resident_tokens", "resident after the event, as last recorded"),
+        ("resident_digest", "digest of the resident tape ranges, as last recorded"),
+        ("cold_tokens", "in the cold store after the event"),
+        ("kv_bytes", "bytes of the resident rows, as last recorded"),
+    ),
+    """
+    WITH changes AS (
+        SELECT run_id, session_id, cold_from_seq AS seq, ("stop" - "start")::BIGINT AS tokens FROM cold_blocks
+        UNION ALL
+        SELECT run_id, session_id, cold_until_seq, -("stop" - "start")::BIGINT FROM cold_blocks
+        WHERE cold_until_seq IS NOT NULL),
+    per_event AS (
+        SELECT run_id, session_id, seq, sum(tokens) AS tokens FROM changes GROUP BY ALL)
+    SELECT e.run_id, e.session_id, e.seq, e.op, e.turn, e.generation, e."start", e."stop", e.way,
+        coalesce(last_value(e.resident_tokens IGNORE NULLS) OVER so_far, 0)::UBIGINT AS resident_tokens,
+        last_value(e.resident_digest IGNORE NULLS) OVER so_far AS resident_digest,
+        coalesce(sum(c.tokens) OVER so_far, 0)::UBIGINT AS cold_tokens,
+        last_value(e.kv_bytes IGNORE NULLS) OVER so_far AS kv_bytes
+    FROM events e LEFT JOIN per_event c USING (run_id, session_id, seq)
+    WINDOW so_far AS (PARTITION BY e.run_id, e.session_id ORDER BY e.seq)
+    """,
+    "SELECT seq, op, resident_tokens, cold_tokens FROM residency WHERE op IN ('evict', 'admit') ORDER BY seq",
+)
+
+_REUSE = View(
+    "reuse",
+    "How much of each turn's prefix was reused. Weighted by tokens; the first turn counts like any other.",
+    (
+        *_ROW,
+        ("turn", "the turn"),
+        ("prefix_tokens", "tokens of the prefix asked for"),
+        ("reused", "of them resident"),
+        ("forgotten", "of them evicted and not put back"),
+        ("prefilled", "of them computed"),
+        ("reused_share", "reused / prefix_tokens"),
+        ("session_reused_share", "the same over this turn and all before it"),
+    ),
+    """
+    SELECT run_id, session_id, turn, prefix_tokens, reused, forgotten, prefilled,
+        reused / prefix_tokens AS reused_share,
+        sum(reused) OVER so_far / sum(prefix_tokens) OVER so_far AS session_reused_share
+    FROM turns WHERE prefix_tokens > 0 AND reused IS NOT NULL
+    WINDOW so_far AS (PARTITION BY run_id, session_id ORDER BY turn)
+    """,
+    "SELECT turn, round(reused_share, 3) AS share, round(session_reused_share, 3) AS so_far FROM reuse ORDER BY turn",
+)
+
+_WHY_PREFILLED = View(
+    "why_prefilled",
+    "One row per event in which the engine computed prompt tokens, and the reason. Reasons: `cold` (nothing had been "
+    "computed in the session), `extended` (the prompt goes on past the tape), `diverged` (the tape held other tokens "
+    "there), `evicted` (the tokens had been resident and were computed again), `last_token_for_logits` (the whole "
+    "prompt was there, its last token was computed for its logits), `restore_had_no_effect` (a state was restored and "
+    "nothing of the common prefix was resident), `suffix` (tokens put behind the prefix), `shift_impossible` and "
+    "`surgery_impossible` (the cache was rebuilt because the session can neither move nor take out rows), "
+    "`rebuild_chosen` (it was rebuilt although it could), `unknown` (the events before it were lost).",
+    (
+        *_ROW,
+        ("seq", "the event"),
+        ("turn", "the turn"),
+        ("op", "prefill, recompute, evict or truncate"),
+        ("start", "first tape position of the event"),
+        ("stop", "one past the last"),
+        ("tokens", "tokens the engine computed for it"),
+        ("replaced_tokens", "prefill: of its positions, those the tape had before the cut"),
+        ("reason", "see above"),
+        ("elapsed_ns", "nanoseconds"),
+    ),
+    """
+    WITH marked AS (
+        SELECT *,
+            max(CASE WHEN op = 'prompt' THEN seq END) OVER so_far AS prompt_seq,
+            max(CASE WHEN op = 'truncate' THEN seq END) OVER so_far AS cut_seq,
+            max(CASE WHEN op = 'restore' THEN seq END) OVER so_far AS restore_seq,
+            max(CASE WHEN op IN ('prefill', 'decode') THEN seq END) OVER so_far AS computed_seq
+        FROM events WINDOW so_far AS (PARTITION BY run_id, session_id ORDER BY seq)),
+    computed AS (
+        SELECT m.*, max(reused) OVER (PARTITION BY run_id, session_id, prompt_seq) AS turn_reused FROM marked m)
+    SELECT c.run_id, c.session_id, c.seq, c.turn, c.op, c."start", c."stop",
+        coalesce(c.physical_prefill_tokens, c.n_tokens) AS tokens,
+        CASE WHEN c.op = 'prefill'
+             THEN greatest(0, least(c."stop", cut."stop")::BIGINT - c."start"::BIGINT)::UBIGINT END AS replaced_tokens,
+        CASE
+            WHEN c.op = 'recompute' THEN 'evicted'
+            WHEN c.op IN ('evict', 'truncate') AND s.policy LIKE '%positions=rebased%'
+                AND NOT (s.capabilities->>'position_shift')::BOOLEAN THEN 'shift_impossible'
+            WHEN c.op IN ('evict', 'truncate') AND NOT (s.capabilities->>'remove_middle')::BOOLEAN
+                THEN 'surgery_impossible'
+            WHEN c.op IN ('evict', 'truncate') THEN 'rebuild_chosen'
+            WHEN p.seq IS NULL THEN 'unknown'
+            WHEN p.reason = 'suffix' THEN 'suffix'
+            WHEN p.computed_seq IS NULL THEN 'cold'
+            WHEN p.restore_seq > p.computed_seq AND p."start" > 0 AND c.turn_reused = 0 THEN 'restore_had_no_effect'
+            WHEN cut.reason = 'hole' THEN 'evicted'
+            WHEN cut.reason = 'logits' THEN 'last_token_for_logits'
+            WHEN cut.seq IS NOT NULL THEN 'diverged'
+            ELSE 'extended'
+        END AS reason,
+        c.elapsed_ns
+    FROM computed c
+    LEFT JOIN sessions s ON s.run_id = c.run_id AND s.session_id = c.session_id
+    LEFT JOIN marked p ON p.run_id = c.run_id AND p.session_id = c.session_id AND p.seq = c.prompt_seq
+    LEFT JOIN events cut ON cut.run_id = c.run_id AND cut.session_id = c.session_id AND cut.seq = c.cut_seq
+        AND c.cut_seq > c.prompt_seq
+    WHERE c.op IN ('prefill', 'recompute') OR c.op IN ('evict', 'truncate') AND c.way = 'recompute'
+    """,
+    "SELECT reason, count(*) AS events, sum(tokens) AS tokens FROM why_prefilled GROUP BY reason ORDER BY tokens DESC",
+)
+
+_COSTS = View(
+    "costs",
+    "What operations took, by op and way. Refused and fatal operations are not in it.",
+    (
+        ("run_id", "the run"),
+        ("backend", "the engine"),
+        ("op", "the operation"),
+        ("way", "how it was carried out"),
+        ("events", "how many"),
+        ("tokens", "tokens they were about"),
+        ("computed_tokens", "tokens the engine computed in prefills and rebuilds"),
+        ("elapsed_ns", "nanoseconds in all"),
+        ("avg_elapsed_ns", "nanoseconds of one"),
+        ("ns_per_token", "elapsed_ns / tokens"),
+    ),
+    """
+    SELECT e.run_id, s.backend, e.op, e.way, count(*)::UBIGINT AS events, sum(e.n_tokens)::UBIGINT AS tokens,
+        sum(e.physical_prefill_tokens)::UBIGINT AS computed_tokens, sum(e.elapsed_ns)::UBIGINT AS elapsed_ns,
+        avg(e.elapsed_ns) AS avg_elapsed_ns, sum(e.elapsed_ns) / nullif(sum(e.n_tokens), 0) AS ns_per_token
+    FROM events e LEFT JOIN sessions s USING (run_id, session_id)
+    WHERE e.elapsed_ns IS NOT NULL AND e.op NOT IN ('refuse', 'fatal') GROUP BY ALL
+    """,
+    "SELECT op, way, events, tokens, round(ns_per_token / 1e6, 3) AS ms_per_token FROM costs ORDER BY op, way",
+)
+
+_FATALS = View(
+    "fatals",
+    "Sessions that ended in a fatal error: the first cause and what came before it.",
+    (
+        *_ROW,
+        ("seq", "the fatal event"),
+        ("turn", "the turn"),
+        ("at_ns", "when, on the session's clock"),
+        ("error_class", "allocator_exhausted, prefill_failed, decode_failed, ..."),
+        ("reason", "the first cause"),
+        ("previous_op", "the event before it"),
+        ("resident_tokens", "tokens resident before it"),
+    ),
+    """
+    WITH placed AS (
+        SELECT *, lag(op) OVER so_far AS previous_op,
+            last_value(resident_tokens IGNORE NULLS) OVER so_far AS resident_before
+        FROM events WINDOW so_far AS (PARTITION BY run_id, session_id ORDER BY seq))
+    SELECT run_id, session_id, seq, turn, at_ns, error_class, reason, previous_op, resident_before AS resident_tokens
+    FROM placed WHERE op = 'fatal'
+    """,
+    "SELECT session_id, error_class, reason, previous_op FROM fatals",
+)
+
+_DECISIONS = View(
+    "decisions",
+    "One row per plan with the evicts it caused: those it planned, up to the session's next plan.",
+    (
+        *_ROW,
+        ("seq", "the plan event"),
+        ("turn", "the turn"),
+        ("policy", "policy spec"),
+        ("trigger", "what passed which limit"),
+        ("limit_tokens", "that limit"),
+        ("incoming_tokens", "tokens about to be computed"),
+        ("budget_tokens", "tokens the plan may keep"),
+        ("total_tokens", "resident before"),
+        ("hot_tokens", "kept"),
+        ("over_budget", "whether what is kept exceeds the budget"),
+        ("planned_evict_tokens", "tokens the plan gives up"),
+        ("evicts", "evict events that carried it out"),
+        ("evicted_tokens", "tokens they removed"),
+        ("cold_evicts", "of those events, the ones that kept the rows in the cold store"),
+        ("evict_ns", "nanoseconds they took"),
+    ),
+    """
+    WITH placed AS (
+        SELECT *, max(CASE WHEN op = 'plan' THEN seq END)
+            OVER (PARTITION BY run_id, session_id ORDER BY seq) AS plan_seq
+        FROM events),
+    done AS (
+        SELECT run_id, session_id, plan_seq AS seq, count(*) AS evicts, sum(n_tokens) AS tokens,
+            count(*) FILTER (cold) AS cold_evicts, sum(elapsed_ns) AS elapsed_ns
+        FROM placed WHERE op = 'evict' AND reason LIKE 'plan:%' GROUP BY ALL)
+    SELECT p.run_id, p.session_id, p.seq, e.turn, p.policy, p."trigger", p.limit_tokens, p.incoming_tokens,
+        p.budget_tokens, p.total_tokens, p.hot_tokens, p.over_budget,
+        p.total_tokens - p.hot_tokens AS planned_evict_tokens,
+        coalesce(d.evicts, 0)::UBIGINT AS evicts, coalesce(d.tokens, 0)::UBIGINT AS evicted_tokens,
+        coalesce(d.cold_evicts, 0)::UBIGINT AS cold_evicts, d.elapsed_ns::UBIGINT AS evict_ns
+    FROM plans p JOIN events e USING (run_id, session_id, seq) LEFT JOIN done d USING (run_id, session_id, seq)
+    """,
+    'SELECT seq, "trigger", total_tokens, hot_tokens, evicts, evicted_tokens FROM decisions ORDER BY seq',
+)
+
+VIEWS: tuple[View, ...] = (
+    _TURNS,
+    _COLD_BLOCKS,
+    _RESIDENCY,
+    _REUSE,
+    _WHY_PREFILLED,
+    _COSTS,
+    _FATALS,
+    _DECISIONS,
+)
+"""In the order of creation: a view may use the ones before it."""

@@ -1,0 +1,68 @@
+"""Forging logs: what an attacker, a bug or a broken disk would do, for the tests of what must catch it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
+
+from kvtape.traces.chain import genesis, link, summarise
+from kvtape.traces.chain_check import batch_slices, stored_batches
+from kvtape.traces.schema import ALL_TABLES, ROW_TABLES
+from kvtape.traces.sidecar import head_path
+
+__all__ = ["copy_log", "edit_log"]
+
+
+def copy_log(src: Path, dst: Path) -> Path:
+    """Copy a log with everything beside it."""
+    for suffix in ("", ".wal", ".head.json", ".key"):
+        source = src.with_name(src.name + suffix)
+        if source.exists():
+            shutil.copyfile(source, dst.with_name(dst.name + suffix))
+    return dst
+
+
+def edit_log(src: Path, dst: Path, sql_statements: Sequence[str], rechain: bool) -> Path:
+    """Copy `src` to `dst`, drop the guard triggers and run the statements.
+
+    Without `rechain` the batches and the sidecar stay as they were. With it every digest is computed anew over the
+    edited rows and the sidecar follows: a forgery that `verify` cannot see and only a replay can.
+    """
+    copy_log(src, dst)
+    connection = duckdb.connect(str(dst))
+    try:
+        for table in ALL_TABLES:
+            for verb in ("update", "delete"):
+                connection.execute(f"DROP TRIGGER {table}_no_{verb} ON {table}")
+        for statement in sql_statements:
+            connection.execute(statement)
+        if rechain:
+            digest, rows = _rechain(connection)
+            sidecar = head_path(dst)
+            head = json.loads(sidecar.read_text())
+            head.update(digest=digest.hex(), rows=rows)
+            sidecar.write_text(json.dumps(head))
+    finally:
+        connection.close()
+    return dst
+
+
+def _rechain(connection: duckdb.DuckDBPyConnection) -> tuple[bytes, int]:
+    meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
+    batches = stored_batches(connection)
+    tables = {t.name: {s.batch: r for s, r in batch_slices(connection, t, batches)} for t in ROW_TABLES}
+    connection.execute("DELETE FROM batches")
+    digest, rows = genesis(meta), 0
+    for stored in batches:
+        summary = summarise({name: by_batch[stored.batch] for name, by_batch in tables.items()})
+        previous, digest = digest, link(digest, stored.batch, summary)
+        rows += summary.rows
+        connection.execute(
+            "INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)",
+            [stored.batch, summary.rows, summary.spans, summary.tables, previous, digest],
+        )
+    return digest, rows
