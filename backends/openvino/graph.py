@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import openvino as ov
 from openvino import op as base_op
 from openvino import opset13 as op
@@ -120,7 +121,20 @@ def _keep_attention_in_f32(model: Any) -> None:
         if node.get_type_name() == "ScaledDotProductAttention" and len(node.input_values()) > 4:
             scale = node.input_value(4).get_node()
             if scale.get_type_name() == "Constant" and scale.get_output_element_type(0) == ov.Type.f16:
-                node.input(4).replace_source_output(op.constant(np.asarray(scale.get_data(), np.float32)).output(0))
+                exact = _exact_scale(np.asarray(scale.get_data()), node.input_value(0).get_partial_shape()[3])
+                node.input(4).replace_source_output(op.constant(exact).output(0))
+
+
+def _exact_scale(rounded: npt.NDArray[Any], head_dim: Any) -> npt.NDArray[np.float32]:
+    """The scale that the f16 constant was rounded from: `head_dim ** -0.5` where it rounds to that, else itself.
+
+    For heads of 32 or 128 components the rounded scale is off by 1e-4 (for 16 and 64 it is exact), and so are logits.
+    """
+    if head_dim.is_static:
+        exact = np.full(rounded.shape, head_dim.get_length() ** -0.5, np.float32)
+        if np.array_equal(exact.astype(np.float16), rounded):
+            return exact
+    return rounded.astype(np.float32)
 
 
 def _repair_single_head_rotation(model: Any) -> None:
