@@ -15,10 +15,12 @@ def verify(log: LogPath, as_json: AsJson = False) -> int:
     """
     from dataclasses import asdict
 
-    from kvtape.cli.output import Section, emit
+    from kvtape.cli.output import Section, emit, note
     from kvtape.traces.verify import verify as check
 
     result = check(log)
+    if result.notice:
+        note(f"kvtape: {result.notice}")
     findings = [asdict(finding) for finding in result.findings]
     body = {"ok": result.ok, "findings": findings, "rows": result.rows, "batches": result.batches}
     summary = f"{log}: {'sound' if result.ok else 'NOT what was written'}"

@@ -1,0 +1,156 @@
+"""show, sql, verify and diff over a recorded log, and over files that are no log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtape.planner.residency import fold
+from kvtape.traces.reader import open_log
+from support.command import kvtape, kvtape_process
+from support.forge import copy_log, edit_log
+from support.recorded import record
+
+
+def test_show_is_the_fold_at_every_event(log: Path) -> None:
+    with open_log(log) as tape:
+        events = tape.events(tape.default_run().run_id, "main")
+    for at in range(len(events)):
+        ran = kvtape("show", log, "--at", at, "--json")
+        assert ran.code == 0, ran.err
+        (shown,) = json.loads(ran.out)["sessions"]
+        state = fold(events[: at + 1])
+        assert shown["seq"] == at
+        assert [tuple(r) for r in shown["resident"]] == state.resident.as_pairs()
+        assert [tuple(r) for r in shown["dropped"]] == state.dropped.as_pairs()
+        assert [c[0] for c in shown["cold"]] == [b.block_id for b in state.cold]
+        assert shown["tape_length"] == state.tape_length
+        assert (shown["last_plan"] is not None) == any(e.op == "plan" for e in events[: at + 1])
+
+
+def test_show_for_people(log: Path) -> None:
+    out = kvtape("show", log).out
+    assert "# session main" in out
+    assert "resident\t" in out
+    assert "logical digest " in out
+
+
+@pytest.mark.parametrize(
+    ("more", "words"), [(["--session", "other"], "it has: main"), (["--at", "9999"], "no event 9999")]
+)
+def test_show_says_what_there_is(log: Path, more: list[str], words: str) -> None:
+    ran = kvtape("show", log, *more)
+    assert ran.code == 2
+    assert words in ran.err
+
+
+def test_sql_gives_columns_and_rows_with_exact_integers(log: Path) -> None:
+    query = (
+        "SELECT seq, op, resident_digest FROM events WHERE resident_digest IS NOT NULL ORDER BY resident_digest DESC"
+    )
+    ran = kvtape("sql", log, query, "--json")
+    body = json.loads(ran.out)
+    assert body["columns"] == ["seq", "op", "resident_digest"]
+    with open_log(log) as tape:
+        events = {e.seq: e for e in tape.events(tape.default_run().run_id, "main")}
+    assert all(row["resident_digest"] == events[row["seq"]].resident_digest for row in body["rows"])
+    assert body["rows"][0]["resident_digest"] > 2**53
+    assert body["digest_kind"] == "chain"
+
+
+def test_sql_from_stdin(log: Path) -> None:
+    assert kvtape_process(["sql", log, "-"], stdin=b"SELECT 40 + 2 AS answer").out.startswith("answer\n42\n")
+
+
+@pytest.mark.parametrize("query", ["DELETE FROM events", "SELECT * FROM nothing", "SELEC", "SELECT * FROM 'x.csv'"])
+def test_sql_that_is_wrong_or_would_write_is_refused(log: Path, query: str) -> None:
+    before = log.read_bytes()
+    ran = kvtape("sql", log, query)
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert log.read_bytes() == before
+
+
+def test_sql_of_values_that_json_has_no_word_for(log: Path) -> None:
+    ran = kvtape(
+        "sql", log, "SELECT DATE '2020-01-02' AS d, 'a'::BLOB AS b, [1, 2] AS l, {'k': 1} AS s, NULL AS n", "--json"
+    )
+    assert json.loads(ran.out)["rows"] == [{"b": "61", "d": "2020-01-02", "l": [1, 2], "n": None, "s": {"k": 1}}]
+
+
+def test_verify_of_a_sound_log(log: Path) -> None:
+    body = json.loads(kvtape("verify", log, "--json").out)
+    assert (body["ok"], body["findings"]) == (True, [])
+    assert body["digest_kind"] == "chain"
+
+
+def test_verify_names_the_batch_of_an_edited_row(log: Path, tmp_path: Path) -> None:
+    """One evict row's range is edited, triggers dropped, the chain left as it was."""
+    forged = edit_log(log, tmp_path / "forged.duckdb", ["UPDATE events SET stop = stop - 1 WHERE op = 'evict'"], False)
+    ran = kvtape("verify", forged, "--json")
+    assert ran.code == 1
+    findings = json.loads(ran.out)["findings"]
+    with open_log(log) as tape:
+        (batches,) = [tuple(r[0] for r in tape.sql("SELECT DISTINCT batch FROM events WHERE op = 'evict'")[1])]
+    assert {f["batch"] for f in findings if f["kind"] == "altered"} == set(batches)
+    plain = kvtape("verify", forged)
+    assert plain.code == 1
+    assert "NOT what was written" in plain.out
+
+
+def test_show_of_a_log_that_contradicts_itself_is_a_finding(log: Path, tmp_path: Path) -> None:
+    forged = edit_log(log, tmp_path / "forged.duckdb", ["UPDATE events SET stop = stop - 1 WHERE op = 'evict'"], True)
+    ran = kvtape("show", forged)
+    assert ran.code == 1
+    assert "seq" in ran.err
+
+
+def test_diff_of_a_log_with_itself(log: Path) -> None:
+    body = json.loads(kvtape("diff", log, log, "--json").out)
+    assert (body["same"], body["first_difference"]) == (True, None)
+
+
+def test_diff_finds_the_first_event_that_differs(model: Path, log: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.duckdb"
+    assert record(model, other, "--content", "--decode", 13).code == 0
+    ran = kvtape("diff", log, other, "--json")
+    assert ran.code == 1
+    first = json.loads(ran.out)["first_difference"]
+    with open_log(log) as tape:
+        events = tape.events(tape.default_run().run_id, "main")
+    generate = next(e for e in events if e.op == "generate")
+    assert (first["session"], first["seq"]) == ("main", generate.seq)
+    assert ["n_tokens", 12, 13] in first["fields"]
+    assert first["a"]["n_tokens"] == 12
+    assert [row[0] for row in first["context"]] == list(range(generate.seq - 5, generate.seq))
+    assert "first difference: session main, event" in kvtape("diff", log, other).out
+
+
+def test_diff_of_sessions_opened_differently(model: Path, log: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.duckdb"
+    assert record(model, other, "--content", "--threads", 2).code == 0
+    first = json.loads(kvtape("diff", log, other, "--json").out)["first_difference"]
+    assert first["fields"] == [["threads", 1, 2]]
+
+
+@pytest.mark.parametrize("verb", ["show", "verify", "sql", "diff", "replay"])
+def test_what_is_no_log_is_exit_2_and_what_is_torn_exit_4(verb: str, log: Path, tmp_path: Path) -> None:
+    more: dict[str, list[object]] = {"sql": ["SELECT 1"], "diff": [log], "replay": ["--on", "llama"]}
+    foreign = tmp_path / "foreign.duckdb"
+    foreign.write_bytes(b"not a database at all" * 100)
+    torn = tmp_path / "torn.duckdb"
+    torn.write_bytes(log.read_bytes()[:100_000])
+    for path, code in ((tmp_path / "none.duckdb", 2), (foreign, 2), (tmp_path, 2), (torn, 4)):
+        ran = kvtape(verb, path, *more.get(verb, []))
+        assert ran.code == code, ran.err
+        assert ran.err.count("\n") == 1
+        assert path.name in ran.err
+
+
+def test_a_log_without_its_head_is_readable_but_not_verified(log: Path, tmp_path: Path) -> None:
+    copy = copy_log(log, tmp_path / "copy.duckdb")
+    copy.with_name("copy.duckdb.head.json").unlink()
+    assert kvtape("show", copy).code == 0
+    assert kvtape("verify", copy).code == 1
