@@ -14,13 +14,13 @@ nothing measurable and leave the fused attention node whole; a result on the con
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import openvino as ov
 from openvino import op as base_op
 from openvino import opset13 as op
@@ -76,11 +76,11 @@ def build_graph(path: str | Path, *, queries: bool = False) -> SessionGraph:
     _keep_attention_in_f32(model)
     _repair_single_head_rotation(model)
     caches = _make_stateful(model)
-    attention = [node for node in model.get_ordered_ops() if node.get_type_name() == "ScaledDotProductAttention"]
-    keys, values = _rewire(attention, caches)
+    nodes = [node for node in model.get_ordered_ops() if node.get_type_name() == "ScaledDotProductAttention"]
+    keys, values = _rewire(nodes, caches)
     shown = {"k_rows": [c.rows for c in keys], "v_rows": [c.rows for c in values]}
     if queries:
-        shown["q_rows"] = [node.input_value(0) for node in attention]
+        shown["q_rows"] = [node.input_value(0) for node in nodes]
     _show(model, shown)
     model.outputs[0].get_tensor().set_names({"logits"})
     model.validate_nodes_and_infer_types()
@@ -117,24 +117,22 @@ def _keep_attention_in_f32(model: Any) -> None:
                 _replace(node.output(0), source)
         elif kind == "Parameter" and _name(node).startswith("cache_"):
             node.set_element_type(ov.Type.f32)
-    for node in model.get_ordered_ops():
-        if node.get_type_name() == "ScaledDotProductAttention" and len(node.input_values()) > 4:
-            scale = node.input_value(4).get_node()
-            if scale.get_type_name() == "Constant" and scale.get_output_element_type(0) == ov.Type.f16:
-                exact = _exact_scale(np.asarray(scale.get_data()), node.input_value(0).get_partial_shape()[3])
-                node.input(4).replace_source_output(op.constant(exact).output(0))
+        elif kind == "ScaledDotProductAttention":
+            node.input(4).replace_source_output(op.constant(_exact_scale(node)).output(0))
 
 
-def _exact_scale(rounded: npt.NDArray[Any], head_dim: Any) -> npt.NDArray[np.float32]:
-    """The scale that the f16 constant was rounded from: `head_dim ** -0.5` where it rounds to that, else itself.
-
-    For heads of 32 or 128 components the rounded scale is off by 1e-4 (for 16 and 64 it is exact), and so are logits.
-    """
-    if head_dim.is_static:
-        exact = np.full(rounded.shape, head_dim.get_length() ** -0.5, np.float32)
-        if np.array_equal(exact.astype(np.float16), rounded):
-            return exact
-    return rounded.astype(np.float32)
+def _exact_scale(attention: Any) -> np.float32:
+    """1/sqrt(head_dim) in f32. The frontend rounds it to f16, which moves the logits of a head of 32 by 1e-4."""
+    constant = attention.input_value(4).get_node() if len(attention.input_values()) > 4 else None
+    exact = 1.0 / math.sqrt(attention.input_value(0).get_partial_shape()[3].get_length())
+    if constant is None or constant.get_type_name() != "Constant":
+        raise EnvironmentProblem("an attention node of the GGUF frontend's graph has no constant scale")
+    rounded = float(np.asarray(constant.get_data()).reshape(()))
+    if abs(rounded - exact) > exact * 2**-10:
+        raise UsageError(
+            f"attention is scaled by {rounded}, not by 1/sqrt(head_dim) = {exact}; not supported on OpenVINO"
+        )
+    return np.float32(exact)
 
 
 def _repair_single_head_rotation(model: Any) -> None:

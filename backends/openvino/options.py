@@ -11,11 +11,15 @@ from kvtape.backends.protocol import SessionConfig
 
 __all__ = ["OPTIONS", "Resolved", "check_options", "effective_n_ctx", "resolve"]
 
-OPTIONS: dict[str, tuple[str, ...]] = {"mirror": ("on", "off"), "kv": ("auto", "asked")}
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "kv": ("auto", "asked"),
+    "mirror": ("on", "off"),
+}
 """Known options; the first value of each is the default.
 
-`mirror`: keep the host copy of all rows, which native eviction and the cold store need. `kv`: `auto` stores f32
-whatever was asked (the exact profile; the session's `config` shows it); `asked` stores what was asked or refuses.
+`kv`: `auto` stores f32 whatever was asked (the
+session's `config` shows it); `asked` stores what was asked or refuses. `mirror`: keep the host copy of all rows, which
+native eviction and the cold store need.
 """
 
 _ASKABLE = ("f16", "f32", "bf16")
@@ -58,7 +62,7 @@ def resolve(asked: SessionConfig, defaults: Mapping[str, str]) -> Resolved:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {least}")
     k, v = _kv_types(asked, options["kv"])
-    # The CPU plugin has one attention kernel and no switch for it.
+    # OpenVINO has no flash attention to switch on or off.
     config = replace(asked, kv_type_k=k, kv_type_v=v, flash_attention=False, options=options)
     return Resolved(config, effective_n_ctx(asked.n_ctx), options["mirror"] == "on")
 
