@@ -28,6 +28,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.model = Model(N_CTX)
         self.state = ResidencyState()
         self.over = False
+        self.retired: list[int] = []
 
     def feed(self, op: Op, **columns: Any) -> None:
         """Apply the event of a change that the model has already made."""
@@ -83,6 +84,9 @@ class ResidencyMachine(RuleBasedStateMachine):
         stop = start + 1 + length % (stop - start)
         refs = cut_refs(self.model.block, start, stop, cut % 4)
         self.model.block += len(refs)
+        if len(refs) == 1 and self.retired:
+            # A block that came back may leave again under its own id.
+            refs = (replace(refs[0], block_id=self.retired.pop()),)
         at = self.model.cache[start]
         self.model.drop(start, stop)
         if cold:
@@ -130,6 +134,8 @@ class ResidencyMachine(RuleBasedStateMachine):
         cold = self.model.cold.pop(block_id)
         if not self.put_back(Op.ADMIT, cold.start, cold.stop, append, block_id=block_id):
             self.model.cold[block_id] = cold
+        else:
+            self.retired.append(block_id)
 
     @precondition(lambda self: not self.over and self.model.holes())
     @rule(which=small, length=small, append=st.booleans())
