@@ -8,7 +8,8 @@ views is checkpointed once, before it gets its name.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
@@ -27,6 +28,7 @@ __all__ = [
     "open_for_append",
     "open_read_only",
     "read_meta",
+    "readable",
     "wal_path",
 ]
 
@@ -112,12 +114,22 @@ def check_file_kind(path: Path, shown: Path) -> None:
         raise NotALog(f"{shown}: not a kvtape log (not even a DuckDB file)")
 
 
-def read_meta(connection: duckdb.DuckDBPyConnection, shown: Path) -> dict[str, str]:
-    """The meta rows of a log this version can read. Raises NotALog or LogTooNew."""
+@contextmanager
+def readable(shown: Path) -> Iterator[None]:
+    """Turn what DuckDB raises over damaged blocks into LogUnreadable."""
     try:
-        rows = connection.execute("SELECT key, value FROM meta").fetchall()
-    except duckdb.Error:
-        rows = []
+        yield
+    except duckdb.Error as err:
+        raise LogUnreadable(f"{shown}: torn or damaged ({one_line(err)})") from None
+
+
+def read_meta(connection: duckdb.DuckDBPyConnection, shown: Path) -> dict[str, str]:
+    """The meta rows of a log this version can read. Raises NotALog, LogTooNew, LogUnreadable."""
+    with readable(shown):
+        try:
+            rows = connection.execute("SELECT key, value FROM meta").fetchall()
+        except (duckdb.CatalogException, duckdb.BinderException):
+            rows = []
     meta = {str(k): str(v) for k, v in rows}
     if meta.get("format") != FORMAT or not meta.get("schema_version", "").isdigit():
         raise NotALog(f"{shown}: a DuckDB file, but not a kvtape log")

@@ -19,7 +19,7 @@ import pyarrow as pa
 from kvtape.planner.events import Event
 from kvtape.planner.residency import ResidencyState, fold
 from kvtape.planner.rows import BlockRow, PlanRow, RunRow, SessionRow, TokensRow
-from kvtape.traces.database import check_file_kind, one_line, open_read_only, read_meta, wal_path
+from kvtape.traces.database import check_file_kind, one_line, open_read_only, read_meta, readable, wal_path
 from kvtape.traces.digest import logical_digest
 from kvtape.traces.errors import LogLocked, LogMissing, LogUnreadable, NoSuchRow, NotALog, SqlRejected
 from kvtape.traces.live import recorded_here, snapshot
@@ -65,17 +65,19 @@ class Log:
         """Events past the head: committed, but nobody was told so. None without a head."""
         if self.head is None:
             return None
-        return int(self._one("SELECT count(*) FROM events WHERE batch > ?", [self.head.batch]))
+        return int(self._query("SELECT count(*) FROM events WHERE batch > ?", [self.head.batch])[0][0])
 
     @property
     def chain_digest(self) -> str:
         """SHA-256 hex of the last batch: covers every byte of every row. `verify` recomputes it."""
-        found = self.connection.execute("SELECT hex(digest) FROM batches ORDER BY batch DESC LIMIT 1").fetchall()
-        return str(found[0][0]).lower() if found else ""
+        found = self._query("SELECT lower(hex(digest)) FROM batches ORDER BY batch DESC LIMIT 1")
+        return str(found[0][0]) if found else ""
 
     def logical_digest(self, run_id: str | None = None) -> str:
         """Digest of what happened in a run, the same for every recording of it. Default: `default_run()`."""
-        return logical_digest(self.connection, self._run(run_id))
+        wanted = self._run(run_id)
+        with readable(self.path):
+            return logical_digest(self.connection, wanted)
 
     def runs(self) -> list[RunRow]:
         return self._rows(RUNS)
@@ -93,9 +95,7 @@ class Log:
         """Sessions of a run in the order of their first events; those without any come last."""
         wanted = self._run(run_id)
         first = dict(
-            self.connection.execute(
-                "SELECT session_id, min(at_ns) FROM events WHERE run_id = ? GROUP BY session_id", [wanted]
-            ).fetchall()
+            self._query("SELECT session_id, min(at_ns) FROM events WHERE run_id = ? GROUP BY session_id", [wanted])
         )
         found: list[SessionRow] = self._rows(SESSIONS, "run_id = ?", [wanted])
         return sorted(found, key=lambda s: (s.session_id not in first, first.get(s.session_id, 0), s.session_id))
@@ -150,21 +150,23 @@ class Log:
             result = self.connection.execute(query)
             columns = [str(d[0]) for d in result.description or ()]
             return columns, result.fetchall() if columns else []
+        except (duckdb.IOException, duckdb.FatalException, duckdb.InternalException) as err:
+            raise LogUnreadable(f"{self.path}: torn or damaged ({one_line(err)})") from None
         except duckdb.Error as err:
             raise SqlRejected(f"{self.path}: {one_line(err)}") from None
 
     def arrow(self, table: str, where: str = "true", params: Sequence[Any] = ()) -> pa.Table:
         """Rows of a table in canonical order, with their `batch`. KeyError for an unknown table."""
-        return select_arrow(self.connection, TABLES[table], where, params)
+        with readable(self.path):
+            return select_arrow(self.connection, TABLES[table], where, params)
 
     def _rows(self, table: Any, where: str = "true", params: Sequence[Any] = ()) -> list[Any]:
-        try:
+        with readable(self.path):
             return select_rows(self.connection, table, where, params)
-        except duckdb.Error as err:
-            raise LogUnreadable(f"{self.path}: torn or damaged ({one_line(err)})") from None
 
-    def _one(self, query: str, params: Sequence[Any] = ()) -> Any:
-        return self.connection.execute(query, list(params)).fetchall()[0][0]
+    def _query(self, query: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with readable(self.path):
+            return self.connection.execute(query, list(params)).fetchall()
 
     def _run(self, run_id: str | None) -> str:
         if run_id is None:

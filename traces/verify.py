@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import duckdb
-
 from kvtape.planner.residency import IllegalEvent, ResidencyMismatch
 from kvtape.traces.chain_check import check_chain
-from kvtape.traces.database import one_line
-from kvtape.traces.errors import LogUnreadable
+from kvtape.traces.database import readable
 from kvtape.traces.findings import Finding, FindingKind
 from kvtape.traces.reader import Log, open_log
 
@@ -32,11 +29,9 @@ class VerifyResult:
 def verify(path: str | Path) -> VerifyResult:
     """Recompute the chain of the log. Raises LogMissing, NotALog, LogTooNew, LogUnreadable; never for a finding."""
     with open_log(path) as log:
-        try:
+        with readable(log.path):
             report = check_chain(log.connection, log.meta, log.head)
-        except duckdb.Error as err:
-            raise LogUnreadable(f"{log.path}: torn or damaged ({one_line(err)})") from None
-        findings = [*report.findings, *_fold_findings(log, report.findings), *_head_findings(log)]
+            findings = [*report.findings, *_fold_findings(log, report.findings), *_head_findings(log)]
         return VerifyResult(not findings, tuple(findings), report.rows, report.batches, report.digest, log.notice)
 
 
