@@ -141,7 +141,7 @@ def test_nothing_can_be_folded_past_lost_events() -> None:
 
 
 def test_a_record_of_another_residency_is_named() -> None:
-    with pytest.raises(ResidencyMismatch, match="seq 1 .*resident_tokens recorded 5, fold gives 6"):
+    with pytest.raises(ResidencyMismatch, match=r"seq 1 .*resident_tokens recorded 5, fold gives 6"):
         folded(SIX | {"resident_tokens": 5})
 
 
