@@ -23,7 +23,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*")
 _FUNCTION = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:)?[A-Za-z_]\w*", re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,12}")
-_YES_NO = {"yes": True, "no": False}
+_YES_NO = {"yes": True, "no": False, "on": True, "off": False}
 
 
 class SpecError(ValueError):
@@ -58,7 +58,7 @@ class Option(NamedTuple):
     """How to read one option; a plain tuple of the same three does as well.
 
     `kind` int: whole numbers, `allowed` their (smallest, largest), either None. `kind` str: `allowed` lists the
-    words, None for any text. `kind` bool: written yes or no. `default` REQUIRED makes a missing option an error.
+    words, None for any text. `kind` bool: written yes or no, on or off. `default` REQUIRED makes a missing option an error.
     """
 
     kind: type[int | str | bool]
@@ -137,7 +137,7 @@ def _listed(table: Mapping[str, object]) -> str:
 def _read(where: str, text: str, option: Option) -> OptionValue:
     if option.kind is bool:
         if text not in _YES_NO:
-            raise SpecError(f"{where}: {text!r} is not understood; allowed: yes, no")
+            raise SpecError(f"{where}: {text!r} is not understood; allowed: {', '.join(_YES_NO)}")
         return _YES_NO[text]
     if option.kind is str:
         if option.allowed is None:
