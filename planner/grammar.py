@@ -58,7 +58,8 @@ class Option(NamedTuple):
     """How to read one option; a plain tuple of the same three does as well.
 
     `kind` int: whole numbers, `allowed` their (smallest, largest), either None. `kind` str: `allowed` lists the
-    words, None for any text. `kind` bool: written yes or no, on or off. `default` REQUIRED makes a missing option an error.
+    words, None for any text. `kind` bool: written yes or no, on or off. A missing option whose `default` is REQUIRED
+    is an error.
     """
 
     kind: type[int | str | bool]

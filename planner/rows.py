@@ -157,8 +157,13 @@ TOKENS_FIELDS: tuple[Field, ...] = (
     Field("seq", "u64", "the prefill, decode or recompute event that put them there", nullable=False),
     Field("start", "u64", "tape position of the first token", nullable=False),
     Field("n_tokens", "u64", "how many", nullable=False),
-    Field("hashes", "json", "keyed hash chain, hex: one per full 32-token block of the tape, one for the tail",
-          nullable=False, logical=False),
+    Field(
+        "hashes",
+        "json",
+        "keyed hash chain, hex: one per full 32-token block of the tape, one for the tail",
+        nullable=False,
+        logical=False,
+    ),
     Field("tokens", "tokens", "the token ids; NULL unless the session records content"),
 )
 

@@ -142,7 +142,7 @@ def test_a_required_option_must_be_given() -> None:
     "text", ["1.5", "1e3", "+4", "-4", "0x10", "1_000", "٣", "²", "2147483648", "9" * 5000, "many"]
 )
 def test_only_plain_whole_numbers_of_32_bits_are_numbers(text: str) -> None:
-    with pytest.raises(SpecError, match="a whole number of at least 0$"):
+    with pytest.raises(SpecError, match=r"a whole number of at least 0$"):
         parse_options(Spec("x", (("n", text),)), {"n": Option(int, 0)})
 
 
