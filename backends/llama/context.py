@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import weakref
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,6 +56,7 @@ class NativeContext:
         self._context = lib.llama_init_from_model(model.pointer, _native_params(lib, params))
         if not self._context:
             raise EnvironmentProblem(f"llama.cpp cannot create this context: {engine_log.quote(mark)}")
+        self._free = weakref.finalize(self, lib.llama_free, self._context)
         self._memory = lib.llama_get_memory(self._context)
         self.n_ctx = int(lib.llama_n_ctx(self._context))
         self.can_shift = bool(lib.llama_memory_can_shift(self._memory))
@@ -157,11 +159,10 @@ class NativeContext:
         return int(self._lib.llama_state_set_data(self._live, _address(buffer), len(state))) == len(state)
 
     def close(self) -> None:
-        """Free the context. Idempotent."""
-        if self._context is not None:
-            self._lib.llama_free(self._context)
-            self._context = None
-            self._memory = None
+        """Free the context. Idempotent; done by itself when the last reference goes."""
+        self._free()
+        self._context = None
+        self._memory = None
 
     def _check(self, sequence: int) -> None:
         assert self._live

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,7 @@ class LlamaEngine:
         self._model = model
         self._shape = shape
         self._options = dict(options)
-        self._sessions: list[LlamaBackend] = []
+        self._sessions: weakref.WeakSet[LlamaBackend] = weakref.WeakSet()
         self._closed = False
 
     @classmethod
@@ -70,15 +71,13 @@ class LlamaEngine:
         self._require_open()
         merged = replace(config, options={**self._options, **config.options})
         session = LlamaBackend(self._model, self._shape, self.facts, merged, self.version)
-        self._sessions = [s for s in self._sessions if not s.closed]
-        self._sessions.append(session)
+        self._sessions.add(session)
         return session
 
     def close(self) -> None:
         """Close every session, then free the model. Idempotent."""
-        for session in self._sessions:
+        for session in list(self._sessions):
             session.close()
-        self._sessions.clear()
         self._model.close()
         self._closed = True
 

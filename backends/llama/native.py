@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -91,6 +92,7 @@ class NativeModel:
         self._model = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise EnvironmentProblem(f"{path}: llama.cpp cannot load this model: {engine_log.quote(mark)}")
+        self._free = weakref.finalize(self, lib.llama_model_free, self._model)
         self._vocab = lib.llama_model_get_vocab(self._model)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self._vocab))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(self._model))
@@ -155,7 +157,6 @@ class NativeModel:
             capacity = -n
 
     def close(self) -> None:
-        """Free the model; its contexts must be closed before. Idempotent."""
-        if self._model is not None:
-            self._lib.llama_model_free(self._model)
-            self._model = None
+        """Free the model; its contexts must be closed before. Idempotent; done when the last reference goes."""
+        self._free()
+        self._model = None

@@ -21,7 +21,6 @@ from kvtape.backends.errors import (
     StateRejected,
 )
 from kvtape.backends.llama.context import SCRATCH
-from kvtape.backends.llama.native import library
 from kvtape.backends.llama.session import LlamaBackend
 from kvtape.planner.ranges import RangeSet
 from support.llama_tiny import image, prefilled, session, tokens
@@ -343,8 +342,9 @@ def assert_poisoned(backend: LlamaBackend, first: EngineFault) -> None:
 
 
 def free_once(backend: LlamaBackend) -> None:
-    backend._context._lib = library()
+    assert backend._context._free.alive
     backend.close()
+    assert not backend._context._free.alive
     backend.close()
     with pytest.raises(SessionClosed):
         backend.books()

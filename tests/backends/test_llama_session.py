@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -331,6 +332,15 @@ def test_closing_an_engine_closes_its_sessions() -> None:
         with pytest.raises(SessionClosed):
             use()
     backend.close()
+
+
+def test_a_session_that_is_dropped_frees_its_context() -> None:
+    backend = session()
+    free = backend._context._free
+    backend.books()
+    del backend
+    gc.collect()
+    assert not free.alive
 
 
 def test_sessions_of_one_engine_do_not_meet() -> None:

@@ -61,11 +61,16 @@ def image(backend: LlamaBackend) -> Image:
 
 
 def rotate(
-    rows: npt.NDArray[Any], delta: int, *, head_dim: int, interleaved: bool, base: float = 10000.0
+    rows: npt.NDArray[Any],
+    delta: int | npt.NDArray[np.int64],
+    *,
+    head_dim: int,
+    interleaved: bool,
+    base: float = 10000.0,
 ) -> npt.NDArray[np.float64]:
-    """Keys `[n, heads * head_dim]` as RoPE would have them `delta` positions later."""
+    """Keys `[n, heads * head_dim]` as RoPE would have them `delta` positions later (one, or one a row)."""
     heads = rows.astype(np.float64).reshape(len(rows), -1, head_dim)
-    angle = delta * base ** (-np.arange(0, head_dim, 2) / head_dim)
+    angle = np.reshape(delta, (-1, 1, 1)) * base ** (-np.arange(0, head_dim, 2) / head_dim)
     half = head_dim // 2
     first, second = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(0, half), slice(half, None))
     out = np.empty_like(heads)
