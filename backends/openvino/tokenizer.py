@@ -63,7 +63,7 @@ class GgufTokenizer:
             return []
         try:
             out = self._tokenizer().encode(piece, add_special_tokens=False)
-        except RuntimeError as err:
+        except Exception as err:  # RuntimeError or IndexError from the native side
             raise EnvironmentProblem(
                 f"{self._path}: openvino-genai cannot tokenize with this file's vocabulary ({_last_line(err)}); "
                 "tokenize elsewhere and pass token ids"
