@@ -8,6 +8,7 @@ before the process starts always does.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +43,7 @@ class OpenVinoEngine:
         self._options = options
         self._tokenizer = GgufTokenizer(Path(model.path), header.tokenizer, model.n_vocab)
         self._compiled: dict[Profile, Compiled] = {}
-        self._sessions: list[OpenVinoBackend] = []
+        self._sessions: weakref.WeakSet[OpenVinoBackend] = weakref.WeakSet()
         self._closed = False
 
     @classmethod
@@ -89,13 +90,13 @@ class OpenVinoEngine:
         why = compiled.rotation if isinstance(compiled.rotation, str) else None
         able = gate(mirror=asked.mirror, cold_budget_tokens=config.cold_budget_tokens, no_rotation=why)
         backend = OpenVinoBackend(compiled, self.facts, asked, able, self.version)
-        self._sessions.append(backend)
+        self._sessions.add(backend)
         return backend
 
     def close(self) -> None:
         """Close all sessions and free the compiled models. Idempotent."""
         self._closed = True
-        for session in self._sessions:
+        for session in list(self._sessions):
             session.close()
         self._sessions.clear()
         self._compiled.clear()

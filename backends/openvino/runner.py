@@ -81,8 +81,8 @@ class Runner:
         the mask one column too wide, which the runtime refuses. `stop` is polled while the engine works. Raises
         StepFailed, StepCancelled.
         """
-        feed = self._feed(tokens, positions, np.concatenate([key_positions, positions]), alone, spoil)
         try:
+            feed = self._feed(tokens, positions, np.concatenate([key_positions, positions]), alone, spoil)
             self._run(feed, stop)
             step = self._answer()
         except (RuntimeError, MemoryError) as err:

@@ -144,6 +144,7 @@ class OpenVinoBackend:
         with self._compiled.lock:
             try:
                 step = self._engine().step(ids, cache, self._rows.cache, stop=self._stop.is_set, spoil=spoil)
+                self._rows = self._rows.append(tape, cache, ids, step.keys, step.values)
             except StepFailed as err:
                 cause = FatalClass.ALLOCATOR_EXHAUSTED if err.allocation else fatal
                 raise self._die(cause, str(err), poisoned=True) from err
@@ -151,10 +152,12 @@ class OpenVinoBackend:
                 self._compiled.revive()
                 self._stop.clear()
                 raise self._fault or Cancelled("cancelled; the session is as it was before this operation") from None
+            except MemoryError as err:
+                raise self._die(FatalClass.ALLOCATOR_EXHAUSTED, "no memory for the new rows", poisoned=True) from err
             except BaseException:
+                # The call may have ended or not: a fresh request with the rows of the books is right either way.
                 self._compiled.revive()
                 raise
-            self._rows = self._rows.append(tape, cache, ids, step.keys, step.values)
         return step.logits
 
     # --- rows out, rows elsewhere, rows back -----------------------------------------------------------------

@@ -61,9 +61,10 @@ class GgufTokenizer:
     def _encode_piece(self, piece: str) -> list[int]:
         if not piece:
             return []
+        tokenizer = self._tokenizer()
         try:
-            out = self._tokenizer().encode(piece, add_special_tokens=False)
-        except Exception as err:  # RuntimeError or IndexError from the native side
+            out = tokenizer.encode(piece, add_special_tokens=False)
+        except (RuntimeError, IndexError) as err:
             raise EnvironmentProblem(
                 f"{self._path}: openvino-genai cannot tokenize with this file's vocabulary ({_last_line(err)}); "
                 "tokenize elsewhere and pass token ids"
@@ -80,7 +81,7 @@ class GgufTokenizer:
                 ) from None
             try:
                 self._native = openvino_genai.Tokenizer(str(self._path))
-            except RuntimeError as err:
+            except (RuntimeError, IndexError) as err:
                 raise EnvironmentProblem(
                     f"{self._path}: openvino-genai finds no tokenizer: {_last_line(err)}"
                 ) from None

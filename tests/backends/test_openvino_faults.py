@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -302,3 +304,30 @@ def test_a_session_that_is_gone_is_not_carried(engine: OpenVinoEngine) -> None:
     with pytest.raises(EngineFault):
         victim.prefill([4], 4)
     assert compiled._passengers == []
+
+
+def test_running_out_of_memory_has_its_own_class(tmp_path: Path) -> None:
+    """A real failed allocation, in a process of its own: its address space is closed just above what it uses."""
+    model = write_tiny(tmp_path / "wide.gguf", n_layer=2, n_embd=256, n_head=8, n_head_kv=4, n_ctx=65536)
+    code = f"""
+import resource
+from pathlib import Path
+from kvtape.backends.errors import EngineFault
+from kvtape.backends.openvino.engine import OpenVinoEngine
+from kvtape.backends.protocol import SessionConfig
+engine = OpenVinoEngine.load({str(model)!r})
+backend, sibling = (engine.open(SessionConfig(n_ctx=32768, chunk=20000)) for _ in range(2))
+logits = sibling.prefill([5] * 40, 0).logits
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20), resource.RLIM_INFINITY))
+try:
+    backend.prefill([5] * 20000, 0)
+except EngineFault as err:
+    print(err.fatal_class)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+twin = engine.open(SessionConfig(n_ctx=32768))
+twin.prefill([5] * 40, 0)
+print((sibling.prefill([6], 40).logits == twin.prefill([6], 40).logits).all())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["allocator_exhausted", "True"], done.stderr

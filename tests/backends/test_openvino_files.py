@@ -180,5 +180,5 @@ def test_a_vocabulary_without_a_tokenizer_is_a_typed_error(tmp_path: Path) -> No
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(EnvironmentProblem, match="tokenize"):
+    with pytest.raises(EnvironmentProblem, match="finds no tokenizer"):
         GgufTokenizer(path, "gpt2", 9).encode("text")
