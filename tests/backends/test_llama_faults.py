@@ -187,6 +187,7 @@ def test_a_block_that_the_engine_refuses(
     with pytest.raises(StateRejected, match=message):
         backend.admit(rewrapped(block, change, **entries), 10, entries.get("cache_start", 10))
     assert image(backend) == before
+    assert backend._context.position_max(SCRATCH) == -1
     backend.admit(block, 10, 10)
 
 
