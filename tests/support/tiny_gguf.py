@@ -43,9 +43,9 @@ class TinyShape:
     """What `write_tiny` writes. Sizes count components, heads, layers, tokens.
 
     `head_dim` None gives n_embd // n_head. `weights` is the type of the matrices: f32, f16, q8_0, q4_0 (vectors stay
-    f32). `yarn` is the YaRN factor over n_ctx // yarn original tokens, 0 for plain RoPE. `window` is the sliding window of
-    gemma3, whose layers are windowed but for every 6th. `kv_heads` gives the KV heads of each layer of lfm2; a 0 makes
-    that layer a short convolution. `qk_gain` above 1 makes attention peaky. `tied` leaves the output matrix out.
+    f32). `yarn` is the YaRN factor over n_ctx // yarn original tokens, 0 for plain RoPE. `window` is the sliding window
+    of gemma3, whose layers are windowed but for every 6th. `kv_heads` gives the KV heads of each layer of lfm2; a 0
+    makes that layer a short convolution. `qk_gain` above 1 makes attention peaky. `tied` leaves the output matrix out.
     """
 
     arch: str = "llama"
