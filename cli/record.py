@@ -58,26 +58,33 @@ def record(
     from kvtape.backends.registry import open_engine
     from kvtape.cli.models import demo_model
     from kvtape.cli.prompts import chat_script, read_chat, read_text, text_script
-    from kvtape.cli.recording import engine_spec, require_new
+    from kvtape.cli.recording import require_new
     from kvtape.planner.specs import parse_policy
+    from kvtape.replay.targets import parse_target
 
     # Everything that can be wrong is looked at before the log exists.
     if (text is None) == (chat is None):
         raise UsageError("give one of --text and --chat")
     spec = parse_policy(policy)
-    name, options, way = engine_spec(backend)
+    target = parse_target(backend)
     make: Callable[[Engine], Script]
     if chat is not None:
         make = partial(chat_script, messages=read_chat(chat), decode=decode)
     else:
         make = partial(text_script, text=read_text(text or "-"), decode=decode)
     require_new(log)
-    engine = open_engine(name, model if model is not None else demo_model(), options)
+    engine = open_engine(target.engine, model if model is not None else demo_model(), target.options)
     try:
         config = SessionConfig(
-            n_ctx=n_ctx, chunk=chunk, threads=threads, cold_budget_tokens=cold_tokens, options=options
+            n_ctx=n_ctx,
+            chunk=chunk,
+            threads=target.threads or threads,
+            cold_budget_tokens=cold_tokens,
+            options=target.options,
         )
-        return _run(log, engine, make(engine), config, spec, backend=backend, way=way, content=content, as_json=as_json)
+        return _run(
+            log, engine, make(engine), config, spec, backend=backend, way=target.way, content=content, as_json=as_json
+        )
     finally:
         engine.close()
 

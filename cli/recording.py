@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from kvtape.backends.errors import UsageError
 from kvtape.cli.output import canonical_json, kvtape_version
-from kvtape.planner.grammar import parse_spec
 from kvtape.planner.rows import RunRow
 
 if TYPE_CHECKING:
@@ -21,19 +20,7 @@ if TYPE_CHECKING:
     from kvtape.backends.session import Session
     from kvtape.traces.recorder import Recorder
 
-__all__ = ["engine_spec", "interruptible", "live_run", "recording", "require_new"]
-
-
-def engine_spec(text: str) -> tuple[str, dict[str, str], str]:
-    """`NAME[:key=value,...]` as name, engine options, and `native` or `recompute` (the option `way`)."""
-    spec = parse_spec(text)
-    if spec.target is not None:
-        raise UsageError(f"backend {text!r}: a backend takes key=value options, not a function")
-    options = dict(spec.args)
-    way = options.pop("way", "native")
-    if way not in ("native", "recompute"):
-        raise UsageError(f"backend {text!r}: way {way!r}; allowed: native, recompute")
-    return spec.name, options, way
+__all__ = ["interruptible", "live_run", "recording", "require_new"]
 
 
 def live_run(config: Mapping[str, Any], engine: Engine, clock: Clock) -> RunRow:

@@ -95,6 +95,7 @@ def replay_sections(body: dict[str, Any]) -> list[Section]:
     )
     verdict = "EQUAL: the same tokens are resident everywhere" if body["equal"] else "NOT EQUAL"
     sections = [Section(verdict, columns, [tuple(b[key] for key in keys) for b in body["backends"]])]
+    sections += [Section(text, (), ()) for text in _remarks(body)]
     first = body["first_divergence"]
     if first is not None:
         facts = [(key, value) for key, value in first.items() if key != "context"]
@@ -104,3 +105,12 @@ def replay_sections(body: dict[str, Any]) -> list[Section]:
             names = tuple(context[0])
             sections.append(Section("events around it", names, [tuple(e[n] for n in names) for e in context]))
     return sections
+
+
+def _remarks(body: dict[str, Any]) -> list[str]:
+    gate = body["tolerances"]
+    numbers = (
+        f"the gate is mean KL <= {gate['mean_kl']:g} and top-1 >= {gate['top1']:g} against each way's own reference; "
+        f"two correct runs of a quantised model differ by a mean KL of about {gate['noise_floor_mean_kl']:g}"
+    )
+    return [numbers, *body["notes"]]

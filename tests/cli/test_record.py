@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from kvtape.backends.session import Session
-from kvtape.cli import recording
 from kvtape.traces.reader import open_log
 from support.command import kvtape, kvtape_process
 from support.recorded import POLICY, TEXT, record
@@ -24,7 +23,7 @@ from support.tiny_gguf import write_tiny
 
 def small_chunks(model: Path, source: Path, log: Path) -> list[str]:
     """A command that records slowly and in many events."""
-    options = "--n-ctx 256 --chunk 2 --content --policy".split()
+    options = ["--n-ctx", "256", "--chunk", "2", "--content", "--policy"]
     where = ["--model", str(model), "--text", str(source), "--log", str(log)]
     return [sys.executable, "-m", "kvtape.cli", "record", *where, *options, POLICY]
 
@@ -291,7 +290,3 @@ def test_the_run_is_named_by_its_configuration(model: Path, tmp_path: Path) -> N
         with open_log(path) as tape:
             ids.append(tape.default_run().run_id)
     assert ids[0] == ids[1] != ids[2]
-
-
-def test_a_spec_with_options_is_taken_apart() -> None:
-    assert recording.engine_spec("openvino:mirror=off,way=recompute") == ("openvino", {"mirror": "off"}, "recompute")
