@@ -17,7 +17,7 @@ from kvtape.backends.openvino.session import OpenVinoBackend
 from kvtape.backends.protocol import SessionConfig
 from support.tiny_gguf import write_tiny
 
-__all__ = ["MODELS", "assert_whole", "tiny_engine", "tiny_path", "tiny_session", "tokens"]
+__all__ = ["MODELS", "assert_whole", "same_rows", "tiny_engine", "tiny_path", "tiny_session", "tokens"]
 
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"arch": "llama"},
