@@ -159,7 +159,10 @@ class Backend(Protocol):
         """Compute evicted tokens again into a free place, attending to the rows before it. Needs recompute_range."""
 
     def rebuild(self, ranges: RangeSet, tokens: Sequence[int]) -> Computed:
-        """Clear the cache and prefill `tokens`, the survivors `ranges` in tape order, at positions 0..n-1."""
+        """Clear the cache and prefill `tokens`, the survivors `ranges` in tape order, at positions 0..n-1.
+
+        No survivors just clear it: logits `[0]`, no calls.
+        """
 
     def snapshot(self) -> bytes:
         """The whole state in an envelope. Needs snapshot_state."""

@@ -102,8 +102,12 @@ class LlamaBackend(SessionCore):
             return computed
 
     def rebuild(self, ranges: RangeSet, tokens: Sequence[int]) -> Computed:
-        """Clear the cache and prefill the survivors. When cancelled, the rows from before are put back."""
+        """Clear the cache and prefill the survivors, if any. When cancelled, the rows from before are put back."""
         with self._operation(FatalClass.PREFILL_FAILED):
+            if not ranges and not tokens:
+                self._memory.clear()
+                self._settle(Books())
+                return Computed(np.empty(0, np.float32), 0, 0)
             ids = check_tokens(tokens, self.facts.n_vocab)
             if len(ids) != ranges.n_tokens:
                 raise InputRejected(f"{len(ids)} tokens for ranges of {ranges.n_tokens}")

@@ -177,6 +177,15 @@ def test_one_layer_evict_and_shift_equal_a_fresh_prefill() -> None:
     np.testing.assert_allclose(shifted, fresh.prefill(tokens(2, seed=5), 30).logits, atol=1e-5)
 
 
+def test_rebuild_of_nothing_clears_the_cache() -> None:
+    backend, first = prefilled(20)
+    computed = backend.rebuild(RangeSet(), [])
+    assert (computed.calls, computed.tokens, computed.logits.size) == (0, 0, 0)
+    assert backend.books() == ()
+    assert backend.witness().cache_positions.size == 0
+    assert np.array_equal(backend.prefill(tokens(20), 0).logits, first.logits)
+
+
 def test_rebuild_is_a_prefill_of_the_survivors() -> None:
     backend, _ = prefilled(40)
     survivors = [*tokens(40)[:10], *tokens(40)[20:]]
