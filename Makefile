@@ -25,7 +25,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 
 STRICT := planner capacity traces backends replay cli
 
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test check format docs bench clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ check: setup ## formatting, lint, types, the floor rule
 format: setup ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: setup ## write the generated parts of the pages
+	$(BIN)/python docs/write_pages.py
 
 bench: setup ## measure what the documents promise
 	$(BIN)/python benchmarks/run.py
