@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -324,7 +325,9 @@ def test_stream_splits_and_class_does_not() -> None:
 @pytest.mark.parametrize("text", ["stream:sink=0,recent=1", "class:budget=2"])
 def test_the_last_resident_token_is_never_evicted(text: str) -> None:
     for n in range(1, 6):
-        found = parse_policy(text).plan(ones(n), budget=1, capabilities=SURGERY)
+        # By recency alone the last token would be the first to go.
+        blocks = [replace(b, last_used=n - b.start) for b in ones(n)]
+        found = parse_policy(text).plan(blocks, budget=1, capabilities=SURGERY)
         assert found is not None
         assert found.keep == (Range(n - 1, n),)
 
