@@ -69,12 +69,25 @@ def test_a_failed_decode_kills_the_session_with_its_first_cause(engine: OpenVino
     assert_dead(backend, FatalClass.DECODE_FAILED)
 
 
-def test_a_failed_prefill_is_told_apart(engine: OpenVinoEngine) -> None:
+ATTEMPTS: dict[str, tuple[FatalClass, Callable[[OpenVinoBackend], object]]] = {
+    "prefill": (FatalClass.PREFILL_FAILED, lambda b: b.prefill(tokens(20), 20)),
+    "rebuild": (FatalClass.PREFILL_FAILED, lambda b: b.rebuild(RangeSet([(0, 4)]), tokens(4))),
+    "refill": (FatalClass.PREFILL_FAILED, lambda b: b.refill(tokens(4), 30, 30)),
+    "evict": (FatalClass.STATE_RESTORE_FAILED, lambda b: b.evict(3, 5)),
+    "truncate": (FatalClass.STATE_RESTORE_FAILED, lambda b: b.truncate(5)),
+    "shift": (FatalClass.STATE_RESTORE_FAILED, lambda b: b.shift(3, 20, 2)),
+}
+
+
+@pytest.mark.parametrize("operation", ATTEMPTS)
+def test_every_engine_call_that_fails_is_final(engine: OpenVinoEngine, operation: str) -> None:
+    fatal, attempt = ATTEMPTS[operation]
     backend = open_session(engine)
+    backend.prefill(tokens(20), 0)
     backend.abort_next()
     with pytest.raises(EngineFault):
-        backend.prefill(tokens(20), 0)
-    assert_dead(backend, FatalClass.PREFILL_FAILED)
+        attempt(backend)
+    assert_dead(backend, fatal)
 
 
 def test_a_failed_restore_kills_the_session_only(engine: OpenVinoEngine) -> None:
@@ -105,12 +118,12 @@ def test_siblings_go_on_bit_by_bit(engine: OpenVinoEngine, options: dict[str, st
             b.shift(20, 40, -10)
     victim = open_session(engine, options=options)
     victim.prefill(tokens(40, seed=3), 0)
-    compiled = sibling._compiled
+    compiled = sibling._state.compiled
     victim.abort_next()
     with pytest.raises(EngineFault):
         victim.prefill(tokens(3), 40)
     assert compiled.imports == 1
-    assert sibling._compiled is compiled
+    assert sibling._state.compiled is compiled
     assert same_rows(sibling, twin)
     runs = [b.decode_until(20, 512, 40, logits[0], greedy) for b in (sibling, twin)]
     assert runs[0].tokens == runs[1].tokens
@@ -141,7 +154,7 @@ def test_when_the_model_cannot_come_back_all_are_stranded(
     sibling, victim = open_session(engine), open_session(engine)
     for b in (sibling, victim):
         b.prefill(tokens(9), 0)
-    compiled = victim._compiled
+    compiled = victim._state.compiled
     monkeypatch.setattr(compiled, "_blob", compiled._blob[:100])
     victim.abort_next()
     with pytest.raises(EngineFault, match="prefill_failed"):
@@ -192,14 +205,14 @@ def test_a_cancel_takes_back_the_operation(
         "rebuild": lambda: backend.rebuild(RangeSet([(0, 3000)]), ids),
         "decode": lambda: backend.decode_until(2000, 4096, 30, logits, greedy),
     }
-    imports = backend._compiled.imports
+    imports = backend._state.compiled.imports
     stopper = StopAtStep(backend, monkeypatch, 2)
     with pytest.raises(Cancelled):
         attempts[operation]()
     monkeypatch.undo()
     assert stopper.calls >= 2
     # A decode step may end before the stop is seen; a prefill of 1024 tokens cannot.
-    assert backend._compiled.imports == imports + 1 or operation == "decode"
+    assert backend._state.compiled.imports == imports + 1 or operation == "decode"
     for b in (backend, sibling):
         assert b.books() == (Segment(0, 30, 0),)
         assert same_rows(b, twin)
@@ -261,18 +274,18 @@ def test_an_interrupt_while_the_engine_works_takes_back_the_operation(
         original(runner, feed, poll)
 
     monkeypatch.setattr(Runner, "_run", interrupted)
-    imports = backend._compiled.imports
+    imports = backend._state.compiled.imports
     with pytest.raises(KeyboardInterrupt):
         backend.prefill(tokens(1024), 30)
     monkeypatch.undo()
-    assert backend._compiled.imports == imports + 1
+    assert backend._state.compiled.imports == imports + 1
     assert same_rows(backend, twin)
 
 
 def test_states_of_a_wrong_shape_or_type_never_reach_the_engine() -> None:
     backend = tiny_session()
     backend.prefill(tokens(6), 0)
-    runner, rows = backend._runner, backend._rows
+    runner, rows = backend._state._runner, backend._state.rows
     assert runner is not None
     for keys, values in (
         (rows.keys[:1], rows.values[:1]),
@@ -289,15 +302,15 @@ def test_rows_out_of_step_are_noticed(engine: OpenVinoEngine) -> None:
     """A state that lost a row behind our back."""
     backend = open_session(engine)
     backend.prefill(tokens(12), 0)
-    assert backend._runner is not None
-    backend._runner.load(backend._rows.keys[:, :11], backend._rows.values[:, :11])
+    assert backend._state._runner is not None
+    backend._state._runner.load(backend._state.rows.keys[:, :11], backend._state.rows.values[:, :11])
     with pytest.raises(EngineFault):
         backend.prefill([5], 12)
 
 
 def test_a_session_that_is_gone_is_not_carried(engine: OpenVinoEngine) -> None:
     closed, victim = open_session(engine), open_session(engine)
-    compiled: Compiled = closed._compiled
+    compiled: Compiled = closed._state.compiled
     closed.close()
     victim.prefill(tokens(4), 0)
     victim.abort_next()

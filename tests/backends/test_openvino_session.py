@@ -339,8 +339,8 @@ def test_sessions_of_one_profile_share_a_compiled_model() -> None:
     facts = tiny_engine("llama").facts
     assert (facts.arch, facts.n_vocab, facts.end_tokens) == ("llama", 320, frozenset({2}))
     one, other, f16 = tiny_session(), tiny_session(chunk=3, options={"mirror": "off"}), tiny_session(**_F16)
-    assert one._compiled is other._compiled
-    assert one._compiled is not f16._compiled
+    assert one._state.compiled is other._state.compiled
+    assert one._state.compiled is not f16._state.compiled
 
 
 def test_refused_operations_name_their_capability() -> None:
