@@ -163,6 +163,7 @@ def test_a_record_of_another_residency_is_named() -> None:
         ("change their order", [SIX, evict(2, 4), op(Op.SHIFT, 0, 2, delta=10)]),
         ("overlaps", [SIX, evict(2, 4), op(Op.SHIFT, 4, 6, delta=-3)]),
         ("bad segment", [SIX, op(Op.SHIFT, 0, 6, delta=-1)]),
+        ("2 rows move", [SIX, evict(2, 4), op(Op.SHIFT, 4, 6, delta=-2, n_tokens=3)]),
         ("moves no resident row", [SIX, op(Op.SHIFT, 6, 9, delta=1)]),
         # Free rows before the others do not make a place in tape order.
         ("neither neighbour", [SIX, evict(4, 6), op(Op.SHIFT, 0, 4, delta=9), op(Op.RECOMPUTE, 4, 6, cache_start=0)]),
