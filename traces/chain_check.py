@@ -136,10 +136,11 @@ def _strays(connection: duckdb.DuckDBPyConnection) -> Iterator[Finding]:
 
 _GAPS = """
     WITH steps AS (
-        SELECT run_id, session_id, seq, batch,
-            lag(seq + CASE WHEN op = 'lost' THEN coalesce(TRY_CAST(json_extract(detail, '$.events') AS UBIGINT), 1)
-                           ELSE 1 END) OVER (PARTITION BY run_id, session_id ORDER BY seq) AS expected
-        FROM events)
+        SELECT run_id, session_id, seq, batch, lag(seq + step) OVER (PARTITION BY run_id, session_id ORDER BY seq)
+            AS expected
+        FROM (SELECT *, CASE WHEN op = 'lost' AND json_valid(detail)
+                             THEN greatest(1, coalesce(TRY_CAST(detail->>'events' AS UBIGINT), 1)) ELSE 1 END AS step
+              FROM events))
     SELECT run_id, session_id, coalesce(expected, 0), seq, batch FROM steps WHERE seq > coalesce(expected, 0)
     ORDER BY ALL LIMIT 100
 """

@@ -22,6 +22,7 @@ from kvtape.traces.views import VIEWS
 __all__ = [
     "build_file",
     "check_file_kind",
+    "check_whole",
     "create_log_file",
     "fsync_file",
     "one_line",
@@ -34,6 +35,7 @@ __all__ = [
 
 _MAGIC = b"DUCK"
 _MAGIC_AT = 8
+_HEADER_BYTES = 3 * 4096
 
 
 def wal_path(log: Path) -> Path:
@@ -140,6 +142,17 @@ def read_meta(connection: duckdb.DuckDBPyConnection, shown: Path) -> dict[str, s
             f"{SCHEMA_VERSION}: upgrade kvtape"
         )
     return meta
+
+
+def check_whole(connection: duckdb.DuckDBPyConnection, path: Path, shown: Path) -> None:
+    """Raise LogUnreadable when the file is shorter than its header says: DuckDB notices only at the missing block."""
+    with readable(shown):
+        block_bytes, blocks = connection.execute(
+            "SELECT block_size, total_blocks FROM pragma_database_size()"
+        ).fetchall()[0]
+    wanted, found = _HEADER_BYTES + block_bytes * blocks, path.stat().st_size
+    if found < wanted:
+        raise LogUnreadable(f"{shown}: cut off, {found} of {wanted} bytes are there")
 
 
 def fsync_file(path: Path) -> None:

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvtape.traces.database import wal_path
@@ -56,12 +56,10 @@ def snapshot(log: Path, folder: Path) -> Path:
     target = folder / "snapshot.duckdb"
     sources = (log, wal_path(log), head_path(log))
     targets = (target, wal_path(target), head_path(target))
-    copy = _copy_elsewhere if recorded_here(log) else _copy
+    copy = _copy_elsewhere if recorded_here(log) else _copy_all
     for _ in range(_ATTEMPTS):
         before = _identity(log), _identity(wal_path(log))
-        for source, to in zip(sources, targets, strict=True):
-            to.unlink(missing_ok=True)
-            copy(source, to)
+        copy(sources, targets)
         if before == (_identity(log), _identity(wal_path(log))) and target.exists():
             return target
         time.sleep(_PAUSE_S)
@@ -76,16 +74,28 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _copy(source: Path, target: Path) -> None:
-    try:
-        shutil.copyfile(source, target)
-    except FileNotFoundError:
+def _copy_all(sources: Sequence[Path], targets: Sequence[Path]) -> None:
+    for source, target in zip(sources, targets, strict=True):
         target.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            shutil.copyfile(source, target)
 
 
-_COPY_SCRIPT = "import shutil, sys, os; os.path.exists(sys.argv[1]) and shutil.copyfile(sys.argv[1], sys.argv[2])"
+_COPY_SCRIPT = """
+import sys
+for source, target in zip(sys.argv[1::2], sys.argv[2::2]):
+    try:
+        with open(source, "rb") as read, open(target, "wb") as write:
+            while chunk := read.read(1 << 20):
+                write.write(chunk)
+    except FileNotFoundError:
+        pass
+"""
 
 
-def _copy_elsewhere(source: Path, target: Path) -> None:
+def _copy_elsewhere(sources: Sequence[Path], targets: Sequence[Path]) -> None:
     """Copy in a child: a process that opens and closes a file gives up all its POSIX locks on it, DuckDB's too."""
-    subprocess.run([sys.executable, "-I", "-c", _COPY_SCRIPT, str(source), str(target)], check=True)
+    for target in targets:
+        target.unlink(missing_ok=True)
+    pairs = [str(path) for pair in zip(sources, targets, strict=True) for path in pair]
+    subprocess.run([sys.executable, "-I", "-S", "-c", _COPY_SCRIPT, *pairs], check=True)

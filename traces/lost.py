@@ -18,5 +18,7 @@ def lost_events(event: Event) -> int:
     """How many events this one stands for; 0 when it is not a lost event."""
     if event.op != Op.LOST:
         return 0
-    detail = json.loads(event.detail or "{}")
-    return int(detail.get("events", 1))
+    try:
+        return max(1, int(json.loads(event.detail or "")["events"]))
+    except (ValueError, TypeError, KeyError):
+        return 1

@@ -19,7 +19,7 @@ import pyarrow as pa
 from kvtape.planner.events import Event
 from kvtape.planner.residency import ResidencyState, fold
 from kvtape.planner.rows import BlockRow, PlanRow, RunRow, SessionRow, TokensRow
-from kvtape.traces.database import check_file_kind, one_line, open_read_only, read_meta, readable, wal_path
+from kvtape.traces.database import check_file_kind, check_whole, one_line, open_read_only, read_meta, readable, wal_path
 from kvtape.traces.digest import logical_digest
 from kvtape.traces.errors import LogLocked, LogMissing, LogUnreadable, NoSuchRow, NotALog, SqlRejected
 from kvtape.traces.live import recorded_here, snapshot
@@ -148,6 +148,8 @@ class Log:
         """
         try:
             result = self.connection.execute(query)
+            if result is None:
+                raise SqlRejected(f"{self.path}: an empty query")
             columns = [str(d[0]) for d in result.description or ()]
             return columns, result.fetchall() if columns else []
         except (duckdb.IOException, duckdb.FatalException, duckdb.InternalException) as err:
@@ -209,6 +211,7 @@ def open_log(path: str | Path) -> Log:
 def _open_in_place(path: Path) -> Log:
     connection = open_read_only(path, path)
     try:
+        check_whole(connection, path, path)
         return Log(path, connection, read_meta(connection, path), path)
     except BaseException:
         connection.close()
@@ -223,6 +226,7 @@ def _open_snapshot(path: Path) -> Log:
         _drop_stale_wal(copy, path)
         connection = open_read_only(copy, path)
         held.callback(connection.close)
+        check_whole(connection, copy, path)
         log = Log(path, connection, read_meta(connection, path), copy)
         if not log.sealed:
             log.notice = _notice(log)

@@ -115,7 +115,7 @@ class Recorder:
         """Open the file and write the run's row, so that a disk that cannot be written shows at once."""
         try:
             writer = LogWriter.resume(self.path, key) if resume else LogWriter.create(self.path, run, key)
-        except OSError as err:
+        except (OSError, duckdb.Error) as err:
             raise self._write_error(err) from err
         try:
             self._builder = BatchBuilder(writer.key)
