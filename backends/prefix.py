@@ -88,6 +88,8 @@ def plan_reuse(parts: Parts, tokens: Sequence[int], need_logits: bool) -> Reuse:
     reason = "diverged" if common < len(tokens) else "shorter" if keep == common else "logits"
     if parts.policy.hole == "forget":
         return Reuse(keep, (), reason)
+    # Without surgery a hole in the middle has no place to be computed into: the reuse ends there.
+    can_refill = parts.backend.capabilities.recompute_range and parts.backend.capabilities.remove_middle
     holes: list[Hole] = []
     free = parts.n_ctx - (parts.state.resident & RangeSet([(0, keep)])).n_tokens
     for gap in RangeSet([(0, keep)]) - parts.state.resident:
@@ -97,7 +99,7 @@ def plan_reuse(parts: Parts, tokens: Sequence[int], need_logits: bool) -> Reuse:
             # A cold block that the cut goes through is of no use: the truncation drops it.
             whole = cold is not None and cold.stop <= keep
             free -= stop - start
-            if free < 1 or not (whole or parts.backend.capabilities.recompute_range):
+            if free < 1 or not (whole or can_refill):
                 return Reuse(start, tuple(holes), "hole")
             holes.append(Hole(start, stop, block.block_id if whole else None))
     return Reuse(keep, tuple(holes), reason)

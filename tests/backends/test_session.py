@@ -18,6 +18,7 @@ from kvtape.backends.errors import (
 )
 from kvtape.backends.session import Session
 from kvtape.planner.blocks import PromptSegment
+from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.events import Op, Placement, Way
 from kvtape.planner.residency import fold
 from kvtape.planner.specs import SpecError, parse_policy
@@ -141,6 +142,26 @@ def test_refill_without_any_way_ends_the_run_at_the_hole() -> None:
     status = session.ensure_prefix([*prompt, 7])
     assert (status.reused, status.forgotten, status.prefilled) == (32, 0, 29)
     assert [e.reason for e in sink.events if e.op is Op.TRUNCATE] == ["hole"]
+
+
+def test_refill_without_surgery_ends_the_run_at_the_hole_and_rebuilds_what_is_before_it() -> None:
+    caps = Capabilities(recompute_range=True)
+    ledger, sink = LedgerBackend(n_ctx=64, capabilities=caps, chunk=64), ListSink()
+    session = Session(
+        ledger,
+        parse_policy("class:budget=40,block=4"),
+        sink,
+        ManualClock(),
+        run_id="r",
+        session_id="s",
+        allow_recompute=True,
+    )
+    prompt = list(range(40))
+    session.ensure_prefix(prompt)
+    session.evict(8, 12)
+    status = session.ensure_prefix([*prompt[:30], 50])
+    assert (status.reused, status.forgotten, status.prefilled) == (8, 0, 23)
+    assert [(e.way, e.reason) for e in sink.events if e.op is Op.TRUNCATE] == [(Way.RECOMPUTE, "hole")]
 
 
 def test_golden_admit_in_place_and_appended() -> None:
