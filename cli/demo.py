@@ -24,13 +24,16 @@ MEANT = "\n\nQuestion: what is the witness, the plan, the ledger or the book?\nA
 
 QUESTIONS: dict[str, str] = {
     "Why was each prompt prefilled?": (
-        "SELECT session_id, turn, reason, count(*) AS prefills, sum(n_tokens) AS tokens FROM why_prefilled "
+        "SELECT session_id, turn, reason, count(*) AS prefills, sum(tokens) AS tokens FROM why_prefilled "
         "GROUP BY ALL ORDER BY session_id, turn, reason"
     ),
     "What did each operation cost?": (
-        "SELECT op, way, sum(events) AS events, sum(tokens) AS tokens FROM costs GROUP BY ALL ORDER BY op, way"
+        "SELECT op, way, events, tokens, round(ns_per_token / 1e6, 3) AS ms_per_token FROM costs ORDER BY op, way"
     ),
-    "How did the sessions end?": "SELECT session_id, seq, error_class, reason FROM fatals ORDER BY session_id, seq",
+    "What did each plan keep, and what did it cost to carry out?": (
+        'SELECT session_id, seq, turn, "trigger", total_tokens, hot_tokens, evicts, evicted_tokens, '
+        "round(evict_ns / 1e6, 1) AS evict_ms FROM decisions ORDER BY session_id, seq"
+    ),
 }
 """The three questions whose answers the demo prints."""
 
