@@ -6,6 +6,7 @@ to the cache positions they had then. Query blocks bound the memory: about 25 MB
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvtape.backends.errors import Cancelled
 from kvtape.replay.lineage import Epoch, Lineage, prune
 from kvtape.replay.rotary import Rotary
 from kvtape.replay.weights import Weights
@@ -39,14 +41,21 @@ class DenseModel:
         return cls(Weights(path), dtype)
 
 
-def reference_logits(model: DenseModel, lineage: Lineage, wanted: Ints) -> npt.NDArray[np.float32]:
-    """Logits float32 `[len(wanted), n_vocab]` after each wanted slot."""
+def reference_logits(
+    model: DenseModel, lineage: Lineage, wanted: Ints, stop: Callable[[], bool] | None = None
+) -> npt.NDArray[np.float32]:
+    """Logits float32 `[len(wanted), n_vocab]` after each wanted slot.
+
+    `stop` is asked before every layer; once it says yes, Cancelled is raised.
+    """
     pruned, wanted = prune(lineage, wanted)
     if not len(wanted):
         return np.empty((0, model.weights.shape.n_vocab), np.float32)
     x = model.weights.embed(pruned.tokens).astype(model.dtype)
     positions = _own_positions(pruned)
     for layer in range(model.weights.shape.n_layer):
+        if stop is not None and stop():
+            raise Cancelled("the reference forward was stopped")
         block = _Layer(model, layer)
         attended = block.attend(x, pruned.epochs, positions)
         for rows in _blocks(len(x), _ROW_BLOCK):

@@ -28,7 +28,6 @@ class Performer:
         tokens: Mapping[int, tuple[int, ...]],
     ) -> None:
         self.logits: dict[Checkpoint, Logits] = {}
-        self.slots: dict[Checkpoint, int] = {}
         self._backend, self._lineage, self._tokens = backend, lineage, tokens
         self._remove_tail = backend.capabilities.remove_tail
         self._cuts: dict[int, list[int]] = {}
@@ -41,7 +40,7 @@ class Performer:
     def perform(self, event: Event, before: ResidencyState, after: ResidencyState) -> list[Finding]:
         """Execute `event`. Raises what the backend raises; findings where it did other work than the event says."""
         self._export(event)
-        first = self._lineage.step(event, after, self._tokens.get(event.seq))
+        self._lineage.step(event, after, self._tokens.get(event.seq))
         findings: list[Finding] = []
         if rebuilds(event, self._lineage.way, remove_tail=self._remove_tail):
             self._rebuild(after.resident)
@@ -51,8 +50,6 @@ class Performer:
             findings = self._decode(event)
         else:
             self._move(event, before, after)
-        if first is not None:
-            self.slots.update({(event.seq, k): first + k - 1 for k in self._cuts.get(event.seq, ())})
         alive = {b.block_id for b in after.cold}
         self._blobs = {i: blob for i, blob in self._blobs.items() if i in alive}
         return findings

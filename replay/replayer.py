@@ -15,6 +15,7 @@ from kvtape.planner.events import Event
 from kvtape.planner.rows import RunRow, SessionRow, TokensRow
 from kvtape.replay.findings import Gate
 from kvtape.replay.numbers import merge
+from kvtape.replay.references import References
 from kvtape.replay.report import BackendReport, ReplayReport, SessionReport
 from kvtape.replay.runner import Progress, SessionRun, run_session
 from kvtape.replay.story import Divergence, Story, read_story
@@ -70,8 +71,16 @@ def replay(
     model = _Model(Path(model_path))
     for story in stories:
         _require_same_model(story.row, model)
-    runs = [_run_target(target, stories, model, open_engine, progress) for target in parsed]
-    return _report(run, log.logical_digest(run), stories, runs, model, gate or Gate())
+    digest = log.logical_digest(run)
+    if model.weights is None:
+        done = [_run_target(target, stories, model, open_engine, progress) for target in parsed]
+        return _report(run, digest, stories, done, model, gate or Gate(), [[] for _ in done])
+    with References(model.weights, stories, [target.lineage_way for target in parsed]) as references:
+        done = [_run_target(target, stories, model, open_engine, progress) for target in parsed]
+        numbers = [
+            [session_numbers(references, i, d.target, session) for i, session in enumerate(d.runs)] for d in done
+        ]
+    return _report(run, digest, stories, done, model, gate or Gate(), numbers)
 
 
 class _Model:
@@ -125,18 +134,20 @@ def _run_target(
 
 
 def _report(
-    run_id: str, log_digest: str, stories: Sequence[Story], done: Sequence[_TargetRuns], model: _Model, gate: Gate
+    run_id: str,
+    log_digest: str,
+    stories: Sequence[Story],
+    done: Sequence[_TargetRuns],
+    model: _Model,
+    gate: Gate,
+    numbers: Sequence[Sequence[SessionNumbers]],
 ) -> ReplayReport:
     targets = [d.target for d in done]
-    numbers: list[list[SessionNumbers]] = [[] for _ in done]
     candidates: list[tuple[int, Divergence]] = []
     for i, story in enumerate(stories):
         runs = [d.runs[i] for d in done]
         found = [story.divergence, *(run.divergence for run in runs), between_backends(story, targets, runs)]
         candidates += [(i, d) for d in found if d is not None]
-        if model.weights is not None:
-            for j, n in enumerate(session_numbers(model.weights, runs)):
-                numbers[j].append(n)
     first = min(candidates, key=lambda c: (c[0], c[1].seq), default=(0, None))[1]
     if first is None:
         failed = (below_gate(gate, t, stories, n) for t, n in zip(targets, numbers, strict=True))

@@ -13,7 +13,7 @@ from kvtape.planner.residency import RESIDENCY_OPS, ResidencyState
 from kvtape.replay.checkpoints import Checkpoint, plan_checkpoints
 from kvtape.replay.findings import Finding, Tolerances
 from kvtape.replay.judge import Judge
-from kvtape.replay.lineage import Lineage, LineageBuilder
+from kvtape.replay.lineage import LineageBuilder
 from kvtape.replay.performer import Performer
 from kvtape.replay.story import Divergence, Story
 from kvtape.replay.targets import Target
@@ -30,11 +30,12 @@ class SessionRun:
     """What one session on one backend showed.
 
     `layouts`: the backend's books after each residency-changing event; `logits` float32 `[n_vocab]` at each
-    checkpoint that was reached, `slots` the slot of `lineage` that each belongs to.
+    checkpoint that was reached. `remove_tail`: whether truncations were carried out without a rebuild.
     """
 
     tolerances: Tolerances
     kv_types: str
+    remove_tail: bool
     events_compared: int = 0
     residency_events: int = 0
     witness_positions: int = 0
@@ -43,8 +44,6 @@ class SessionRun:
     not_executed: int = 0
     layouts: dict[int, Layout] = field(default_factory=dict)
     logits: dict[Checkpoint, Logits] = field(default_factory=dict)
-    slots: dict[Checkpoint, int] = field(default_factory=dict)
-    lineage: Lineage | None = None
     divergence: Divergence | None = None
 
 
@@ -68,10 +67,11 @@ class _Run:
         plain = weights is not None and weights.exact("token_embd.weight", "blk.0.attn_k.weight")
         tolerances = Tolerances.of(plain_weights=plain, kv_type_k=backend.config.kv_type_k)
         self._story, self._target, self._backend = story, target, backend
-        self._lineage = LineageBuilder(target.lineage_way, remove_tail=backend.capabilities.remove_tail)
+        remove_tail = backend.capabilities.remove_tail
+        self._lineage = LineageBuilder(target.lineage_way, remove_tail=remove_tail)
         self._performer = Performer(backend, self._lineage, plan_checkpoints(story.events), story.tokens)
         self._judge = Judge(weights, story.distinct_tokens(), tolerances)
-        self._result = SessionRun(tolerances, f"{backend.config.kv_type_k}/{backend.config.kv_type_v}")
+        self._result = SessionRun(tolerances, f"{backend.config.kv_type_k}/{backend.config.kv_type_v}", remove_tail)
         self._alive = True
 
     def play(self, progress: Progress | None) -> SessionRun:
@@ -86,8 +86,7 @@ class _Run:
             before = after
             if progress is not None:
                 progress(story.session_id, event.seq, len(story.events))
-        result.logits, result.slots = self._performer.logits, self._performer.slots
-        result.lineage = self._lineage.lineage()
+        result.logits = self._performer.logits
         return result
 
     def _one(self, event: Event, before: ResidencyState, after: ResidencyState) -> list[Finding]:

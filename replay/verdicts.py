@@ -6,17 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from kvtape.planner.layout import Layout, resident_ranges
-from kvtape.replay.dense import DenseModel, reference_logits
 from kvtape.replay.findings import Finding, Gate
-from kvtape.replay.lineage import Lineage
 from kvtape.replay.numbers import Agreement, compare_logits, kl_nats, merge
+from kvtape.replay.references import References
 from kvtape.replay.runner import SessionRun
 from kvtape.replay.story import Divergence, Story
 from kvtape.replay.targets import Target
-from kvtape.replay.weights import Weights
 
 __all__ = ["SessionNumbers", "below_gate", "between_backends", "session_numbers"]
 
@@ -40,24 +37,15 @@ def between_backends(story: Story, targets: Sequence[Target], runs: Sequence[Ses
     return None
 
 
-def session_numbers(weights: Weights, runs: Sequence[SessionRun]) -> list[SessionNumbers]:
-    """Each run's logits against its own lineage's reference; runs with one lineage share one forward."""
-    forwards: list[tuple[Lineage, list[int]]] = []
-    for i, run in enumerate(runs):
-        if run.lineage is None or not run.logits:
-            continue
-        group = next((members for lineage, members in forwards if _same(lineage, run.lineage)), None)
-        if group is None:
-            forwards.append((run.lineage, [i]))
-        else:
-            group.append(i)
-    out = [SessionNumbers(None, None) for _ in runs]
-    for lineage, members in forwards:
-        wanted = np.unique([runs[i].slots[c] for i in members for c in runs[i].logits])
-        reference = reference_logits(DenseModel(weights), lineage, wanted)
-        for i in members:
-            out[i] = _compare(runs[i], wanted, reference)
-    return out
+def session_numbers(references: References, story: int, target: Target, run: SessionRun) -> SessionNumbers:
+    """The logits that a run reached against the reference of its way."""
+    if not run.logits:
+        return SessionNumbers(None, None)
+    places = sorted(run.logits)
+    reference = references.logits(story, target.lineage_way, run.remove_tail, places)
+    engine = np.stack([run.logits[place] for place in places])
+    worst = int(kl_nats(reference, engine).argmax())
+    return SessionNumbers(compare_logits(reference, engine), places[worst][0])
 
 
 def below_gate(
@@ -92,22 +80,3 @@ def _differ(a: Target, layout_a: Layout, b: Target, layout_b: Layout) -> Finding
 
 def _cache(layout: Layout) -> tuple[tuple[int, int], ...]:
     return tuple((s.cache_start, s.cache_stop) for s in layout)
-
-
-def _compare(run: SessionRun, wanted: npt.NDArray[np.int64], reference: npt.NDArray[np.float32]) -> SessionNumbers:
-    places = sorted(run.logits)
-    rows = np.searchsorted(wanted, [run.slots[c] for c in places])
-    engine = np.stack([run.logits[c] for c in places])
-    worst = int(kl_nats(reference[rows], engine).argmax())
-    return SessionNumbers(compare_logits(reference[rows], engine), places[worst][0])
-
-
-def _same(a: Lineage, b: Lineage) -> bool:
-    if not (np.array_equal(a.tokens, b.tokens) and len(a.epochs) == len(b.epochs)):
-        return False
-    return all(
-        (x.first, x.n, x.position) == (y.first, y.n, y.position)
-        and np.array_equal(x.keys, y.keys)
-        and np.array_equal(x.key_positions, y.key_positions)
-        for x, y in zip(a.epochs, b.epochs, strict=True)
-    )
