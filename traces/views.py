@@ -135,9 +135,9 @@ _RESIDENCY = View(
     ),
     """
     WITH changes AS (
-        SELECT run_id, session_id, cold_from_seq AS seq, ("stop" - "start")::BIGINT AS tokens FROM cold_blocks
+        SELECT run_id, session_id, cold_from_seq AS seq, ("stop" - "start")::HUGEINT AS tokens FROM cold_blocks
         UNION ALL
-        SELECT run_id, session_id, cold_until_seq, -("stop" - "start")::BIGINT FROM cold_blocks
+        SELECT run_id, session_id, cold_until_seq, -("stop" - "start")::HUGEINT FROM cold_blocks
         WHERE cold_until_seq IS NOT NULL),
     per_event AS (
         SELECT run_id, session_id, seq, sum(tokens) AS tokens FROM changes GROUP BY ALL)
@@ -209,7 +209,8 @@ _WHY_PREFILLED = View(
     SELECT c.run_id, c.session_id, c.seq, c.turn, c.op, c."start", c."stop",
         coalesce(c.physical_prefill_tokens, c.n_tokens) AS tokens,
         CASE WHEN c.op = 'prefill'
-             THEN greatest(0, least(c."stop", cut."stop")::BIGINT - c."start"::BIGINT)::UBIGINT END AS replaced_tokens,
+             THEN greatest(0, least(c."stop", coalesce(cut."stop", 0))::HUGEINT - c."start")::UBIGINT
+             END AS replaced_tokens,
         CASE
             WHEN c.op = 'recompute' THEN 'evicted'
             WHEN c.op IN ('evict', 'truncate') AND s.policy LIKE '%positions=rebased%'
@@ -221,6 +222,7 @@ _WHY_PREFILLED = View(
             WHEN p.reason = 'suffix' THEN 'suffix'
             WHEN p.computed_seq IS NULL THEN 'cold'
             WHEN p.restore_seq > p.computed_seq AND p."start" > 0 AND c.turn_reused = 0 THEN 'restore_had_no_effect'
+            WHEN c."start" >= cut."stop" THEN 'extended'
             WHEN cut.reason = 'hole' THEN 'evicted'
             WHEN cut.reason = 'logits' THEN 'last_token_for_logits'
             WHEN cut.seq IS NOT NULL THEN 'diverged'
