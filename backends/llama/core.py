@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
+from kvtape.backends.asked import CONTEXT_PADDING
 from kvtape.backends.errors import (
     ContextOverflow,
     EngineFault,
@@ -21,7 +22,7 @@ from kvtape.backends.llama.decoder import Decoder
 from kvtape.backends.llama.gates import gates_of, memory_facts
 from kvtape.backends.llama.memory import LiveMemory, MemoryFault
 from kvtape.backends.llama.native import NativeModel
-from kvtape.backends.llama.options import CONTEXT_PADDING, context_params, parse_options, storage_bytes
+from kvtape.backends.llama.options import context_params, parse_llama_options, storage_bytes
 from kvtape.backends.llama.proof import prove
 from kvtape.backends.llama.states import StateCodec
 from kvtape.backends.protocol import KvRows, ModelFacts, SessionConfig
@@ -36,7 +37,7 @@ class SessionCore:
     def __init__(
         self, model: NativeModel, shape: ModelShape, facts: ModelFacts, config: SessionConfig, engine_version: str
     ) -> None:
-        options = parse_options(config.options)
+        options = parse_llama_options(config.options)
         params = context_params(config, options, shape)
         self.engine_version = engine_version
         self.facts = facts

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvtape.backends.errors import EnvironmentProblem, SessionClosed, UsageError
 from kvtape.backends.llama.native import NativeModel, library
-from kvtape.backends.llama.options import parse_options
+from kvtape.backends.llama.options import parse_llama_options
 from kvtape.backends.llama.session import LlamaBackend
 from kvtape.backends.protocol import ModelFacts, SessionConfig
 from kvtape.capacity.model import ModelFileError, ModelShape, read_model
@@ -45,7 +45,7 @@ class LlamaEngine:
         Raises UsageError for a file that is no model or an unknown option, EnvironmentProblem when llama.cpp is missing
         or cannot load the file.
         """
-        parse_options(options or {})
+        parse_llama_options(options or {})
         try:
             shape = read_model(path)
         except ModelFileError as err:

@@ -8,20 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvtape.backends.asked import CONTEXT_PADDING, check_sizes, effective_n_ctx, read_options
 from kvtape.backends.errors import UsageError
 from kvtape.backends.llama.context import GGML_TYPES, ContextParams
 from kvtape.backends.protocol import SessionConfig
 from kvtape.capacity.model import ModelShape
+from kvtape.planner.specs import Option
 
-__all__ = ["CONTEXT_PADDING", "LlamaOptions", "context_params", "effective_n_ctx", "parse_options", "storage_bytes"]
+__all__ = ["LlamaOptions", "context_params", "parse_llama_options", "storage_bytes"]
 
-CONTEXT_PADDING: Final = 256
-"""llama.cpp rounds a context up to a multiple of this many tokens."""
-
-_DEFAULT_UBATCH: Final = 128
-_N_CTX_MAX: Final = 2**24
-_CHUNK_MAX: Final = 2**16
-_THREADS_MAX: Final = 512
+_OPTIONS: Final = {
+    "n_ubatch": Option(int, 128, (1, 2**16)),
+    "swa_full": Option(bool, False),
+}
 _WIDTHS: Final = {"bf16": 2, "f16": 2, "f32": 4}
 
 
@@ -29,30 +28,13 @@ _WIDTHS: Final = {"bf16": 2, "f16": 2, "f32": 4}
 class LlamaOptions:
     """`n_ubatch`: tokens per graph, at most the chunk. `swa_full`: keep every row of windowed layers."""
 
-    n_ubatch: int = _DEFAULT_UBATCH
-    swa_full: bool = False
+    n_ubatch: int
+    swa_full: bool
 
 
-def parse_options(options: Mapping[str, str]) -> LlamaOptions:
+def parse_llama_options(options: Mapping[str, str]) -> LlamaOptions:
     """Read `SessionConfig.options`. Raises UsageError that names the known keys or the allowed values."""
-    unknown = sorted(set(options) - {"n_ubatch", "swa_full"})
-    if unknown:
-        raise UsageError(f"llama has no option {unknown[0]!r}; known: n_ubatch, swa_full")
-    n_ubatch = options.get("n_ubatch", str(_DEFAULT_UBATCH))
-    swa_full = options.get("swa_full", "no")
-    if not n_ubatch.isascii() or not n_ubatch.isdecimal() or not 1 <= int(n_ubatch) <= _CHUNK_MAX:
-        raise UsageError(f"llama option n_ubatch={n_ubatch}: a number of tokens in [1, {_CHUNK_MAX}]")
-    if swa_full not in ("yes", "no"):
-        raise UsageError(f"llama option swa_full={swa_full}: yes or no")
-    return LlamaOptions(int(n_ubatch), swa_full == "yes")
-
-
-def effective_n_ctx(asked: int) -> int:
-    """The context in tokens: `asked` made even, then rounded up as the engine does."""
-    if not 1 <= asked <= _N_CTX_MAX:
-        raise UsageError(f"n_ctx {asked}: must be in [1, {_N_CTX_MAX}] tokens")
-    even = asked + asked % 2
-    return -(-even // CONTEXT_PADDING) * CONTEXT_PADDING
+    return LlamaOptions(**read_options("llama", options, _OPTIONS))
 
 
 def context_params(config: SessionConfig, options: LlamaOptions, shape: ModelShape) -> ContextParams:
@@ -61,11 +43,7 @@ def context_params(config: SessionConfig, options: LlamaOptions, shape: ModelSha
     The context has one padding unit beyond n_ctx: a block that is admitted counts towards n_ctx while it still is in
     the scratch sequence, and exports and refills share the live cells, so only a flush needs room for its one token.
     """
-    for name, value, top in (("chunk", config.chunk, _CHUNK_MAX), ("threads", config.threads, _THREADS_MAX)):
-        if not 1 <= value <= top:
-            raise UsageError(f"{name} {value}: must be in [1, {top}]")
-    if config.cold_budget_tokens < 0:
-        raise UsageError(f"cold_budget_tokens {config.cold_budget_tokens}: must not be negative")
+    check_sizes(config)
     for name, kv_type in (("kv_type_k", config.kv_type_k), ("kv_type_v", config.kv_type_v)):
         if kv_type not in GGML_TYPES:
             raise UsageError(f"{name} {kv_type}: this backend opens {', '.join(sorted(GGML_TYPES))}")

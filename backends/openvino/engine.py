@@ -58,10 +58,10 @@ class OpenVinoEngine:
 
             from kvtape.backends.openvino.gates import check_model
             from kvtape.backends.openvino.header import scan_header
-            from kvtape.backends.openvino.options import check_options
+            from kvtape.backends.openvino.options import read_openvino_options
         except ImportError as err:
             raise EnvironmentProblem(f"OpenVINO is not installed ({err}); pip install 'kvtape[openvino]'") from None
-        check_options(options or {})
+        read_openvino_options(options or {})
         try:
             model = read_model(path)
         except ModelFileError as err:

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from kvtape.backends.asked import check_sizes, effective_n_ctx, read_options
 from kvtape.backends.errors import UsageError
 from kvtape.backends.openvino.compiled import KV_TYPES, Profile
 from kvtape.backends.protocol import SessionConfig
+from kvtape.planner.specs import Option
 
-__all__ = ["OPTIONS", "Resolved", "check_options", "effective_n_ctx", "resolve"]
+__all__ = ["Resolved", "read_openvino_options", "resolve"]
 
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "kv": ("auto", "asked"),
-    "mirror": ("on", "off"),
+_OPTIONS = {
+    "kv": Option(str, "auto", ("auto", "asked")),
+    "mirror": Option(str, "on", ("on", "off")),
 }
-"""Known options; the first value of each is the default.
-
-`kv`: `auto` stores f32 whatever was asked (the
-session's `config` shows it); `asked` stores what was asked or refuses. `mirror`: keep the host copy of all rows, which
-native eviction and the cold store need.
+"""`kv`: `auto` stores f32 whatever was asked (the session's `config` shows it); `asked` stores what was asked or
+refuses. `mirror`: keep the host copy of all rows, which native eviction and the cold store need.
 """
 
 _ASKABLE = ("f16", "f32", "bf16")
-_PADDING = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +37,15 @@ class Resolved:
         return Profile(self.config.kv_type_k, self.config.kv_type_v, self.config.threads)
 
 
-def check_options(options: Mapping[str, str]) -> None:
-    """Raises UsageError that lists what is known."""
-    for key, value in options.items():
-        if key not in OPTIONS:
-            raise UsageError(f"openvino has no option {key!r}; known: {', '.join(sorted(OPTIONS))}")
-        if value not in OPTIONS[key]:
-            raise UsageError(f"openvino option {key}={value!r}; known: {', '.join(OPTIONS[key])}")
-
-
-def effective_n_ctx(asked: int) -> int:
-    """Even, then padded to 256 tokens, as llama.cpp does: one log has one meaning on every engine."""
-    return -(-(asked + asked % 2) // _PADDING) * _PADDING
+def read_openvino_options(given: Mapping[str, str]) -> dict[str, str]:
+    """Defaults filled in. Raises UsageError that lists what is known."""
+    return read_options("openvino", given, _OPTIONS)
 
 
 def resolve(asked: SessionConfig, defaults: Mapping[str, str]) -> Resolved:
     """`defaults` are the engine's options; the session's own win. Raises UsageError."""
-    check_options(asked.options)
-    options = {key: values[0] for key, values in OPTIONS.items()} | dict(defaults) | asked.options
-    for name, least in (("n_ctx", 1), ("chunk", 1), ("threads", 1), ("cold_budget_tokens", 0)):
-        value = getattr(asked, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise UsageError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    options = read_openvino_options({**defaults, **asked.options})
+    check_sizes(asked)
     k, v = _kv_types(asked, options["kv"])
     # OpenVINO has no flash attention to switch on or off.
     config = replace(asked, kv_type_k=k, kv_type_v=v, flash_attention=False, options=options)

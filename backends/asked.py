@@ -1,0 +1,43 @@
+"""What a session asks for, checked alike on every engine: sizes, the effective context, engine options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvtape.backends.errors import UsageError
+from kvtape.backends.protocol import SessionConfig
+from kvtape.planner.specs import Option, Spec, SpecError, parse_options
+
+__all__ = ["CONTEXT_PADDING", "check_sizes", "effective_n_ctx", "read_options"]
+
+CONTEXT_PADDING: Final = 256
+"""llama.cpp rounds a context up to a multiple of this many tokens; every engine does, so one log has one meaning."""
+
+_BOUNDS: Final = {
+    "n_ctx": (1, 2**24),
+    "chunk": (1, 2**16),
+    "threads": (1, 512),
+    "cold_budget_tokens": (0, 2**31 - 1),
+}
+
+
+def check_sizes(config: SessionConfig) -> None:
+    """Raises UsageError naming the size and its bounds, in tokens or threads."""
+    for name, (least, most) in _BOUNDS.items():
+        value = getattr(config, name)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise UsageError(f"{name} is {value!r}; it must be a whole number in [{least}, {most}]")
+
+
+def effective_n_ctx(asked: int) -> int:
+    """The context in tokens: `asked` made even, then padded."""
+    return -(-(asked + asked % 2) // CONTEXT_PADDING) * CONTEXT_PADDING
+
+
+def read_options(engine: str, given: Mapping[str, str], known: Mapping[str, Option]) -> dict[str, Any]:
+    """Engine options with defaults filled in. Raises UsageError that lists what is known."""
+    try:
+        return dict(parse_options(Spec(engine, tuple(given.items())), known))
+    except SpecError as err:
+        raise UsageError(str(err)) from None
