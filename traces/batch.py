@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +74,11 @@ class BatchBuilder:
             seq=event.seq,
             start=event.start,
             n_tokens=len(tokens),
-            hashes=json.dumps(hashes, separators=(",", ":")),
+            hashes=_hex_list(hashes),
             tokens=tokens if event.session_id in self._content else None,
         )
+
+
+def _hex_list(hashes: list[str]) -> str:
+    """JSON of a list of hex strings, which need no escapes: this runs for every decode event."""
+    return '["' + '","'.join(hashes) + '"]' if hashes else "[]"
