@@ -77,9 +77,9 @@ class Judge:
             return [], len(right)
         i = int(np.flatnonzero(~right)[0])
         what = (
-            f"witness: {int((~right).sum())} rows do not hold their token; the first, at tape {rows.tape[i]}, "
-            f"cache {rows.cache[i]}, must be token {rows.tokens[i]}, is nearest to {seen.nearest[i]} "
-            f"(distance {seen.distance[i]:.3g}, tolerance {self._tolerances.identity:g})"
+            f"witness: {int((~right).sum())} rows do not hold their token; the first, at tape {rows.tape[i]}, cache "
+            f"{rows.cache[i]}, is {seen.distance[i]:.3g} away from token {rows.tokens[i]} there (tolerance "
+            f"{self._tolerances.identity:g}); the nearest of the session's tokens is {seen.nearest[i]}"
         )
         return [Finding(what, as_pairs(rows.tape), as_pairs(rows.tape[right]))], int(right.sum())
 
