@@ -7,6 +7,7 @@ views is checkpointed once, before it gets its name.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -55,13 +56,26 @@ def create_log_file(log: Path, meta: Mapping[str, str]) -> None:
     try:
         build_file(fresh, meta)
         fsync_file(fresh)
-        os.link(fresh, log)
+        _give_name(fresh, log)
     except FileExistsError:
         raise LogExists(_exists(log)) from None
     finally:
         for path in (fresh, wal_path(fresh)):
             path.unlink(missing_ok=True)
     fsync_dir(log.parent)
+
+
+def _give_name(fresh: Path, log: Path) -> None:
+    """Name the file without writing over another one; a plain rename would."""
+    try:
+        os.link(fresh, log)
+    except OSError as err:
+        if err.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        # A file system without hard links: there, two recorders that start at the same moment are not kept apart.
+        if log.exists():
+            raise FileExistsError(log) from None
+        fresh.rename(log)
 
 
 def refuse_leftovers(log: Path) -> None:
@@ -84,10 +98,12 @@ def build_file(path: Path, meta: Mapping[str, str]) -> None:
     try:
         statements = [*create_types(), *(create_table(t) for t in ALL_TABLES), *guard_statements()]
         statements += [f"CREATE VIEW {view.name} AS {view.sql}" for view in VIEWS]
+        connection.execute("BEGIN")
         for statement in statements:
             connection.execute(statement)
         for key, value in meta.items():
             connection.execute("INSERT INTO meta VALUES (?, ?)", [key, value])
+        connection.execute("COMMIT")
         connection.execute("CHECKPOINT")
     finally:
         connection.close()

@@ -19,7 +19,7 @@ from kvtape.traces.canonical import in_canonical_order, table_digest
 from kvtape.traces.chain import genesis, link, span_list, summarise
 from kvtape.traces.codec import to_arrow
 from kvtape.traces.database import create_log_file, open_for_append, read_meta
-from kvtape.traces.errors import KeyMismatch, LogExists, LogMissing, LogUnreadable
+from kvtape.traces.errors import KeyMismatch, LogExists, LogMissing, LogUnreadable, LogWriteFailed
 from kvtape.traces.keys import key_id, key_path, load_or_create_key
 from kvtape.traces.live import recorded_here, recording
 from kvtape.traces.schema import FORMAT, ROW_TABLES, RUNS, SCHEMA_VERSION
@@ -37,6 +37,7 @@ class LogWriter:
         self.head = head
         self.connection = connection
         self._held = held
+        self._usable = True
 
     @classmethod
     def create(cls, path: Path, run: RunRow, key: bytes | None = None) -> LogWriter:
@@ -86,8 +87,12 @@ class LogWriter:
     def append(self, tables: Mapping[str, pa.Table]) -> Head:
         """Commit the rows (tables by name, columns as in `schema.arrow_schema`) as one batch; durable on return.
 
-        Raises duckdb.Error or OSError; the batch is then not acknowledged and no later batch may follow.
+        Raises duckdb.Error or OSError; the batch is then not acknowledged, and the writer takes no other
+        (LogWriteFailed): the file may be one batch ahead of its head.
         """
+        if not self._usable:
+            raise LogWriteFailed(f"{self.path}: an earlier write failed; close it and go on with resume")
+        self._usable = False
         ordered = {t.name: in_canonical_order(t, tables[t.name]) for t in ROW_TABLES if t.name in tables}
         summary = summarise(ordered)
         batch = self.head.batch + 1
@@ -111,6 +116,7 @@ class LogWriter:
         head = Head(self.head.log_id, batch, digest.hex(), self.head.rows + summary.rows, sessions)
         write_head(self.path, head)
         self.head = head
+        self._usable = True
         return head
 
     def _insert(self, name: str, rows: pa.Table, batch: int) -> None:
