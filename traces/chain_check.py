@@ -22,7 +22,7 @@ from kvtape.traces.row_check import check_rows
 from kvtape.traces.schema import ROW_TABLES, Table
 from kvtape.traces.sidecar import Head, session_key
 
-__all__ = ["ChainReport", "StoredBatch", "batch_slices", "check_chain", "stored_batches"]
+__all__ = ["ChainReport", "StoredBatch", "batch_slices", "check_chain", "last_seqs", "stored_batches"]
 
 _WINDOW_ROWS = 100_000
 
@@ -175,13 +175,14 @@ def _check_head(meta: dict[str, str], batches: list[StoredBatch], head: Head) ->
             f"batch {head.batch} has another digest than was acknowledged: the chain was rewritten",
             head.batch,
         )
-    elif (sum(s.summary.rows for s in covered), _last_seqs(covered)) != (head.rows, head.sessions):
+    elif (sum(s.summary.rows for s in covered), last_seqs(covered)) != (head.rows, head.sessions):
         yield Finding(
             FindingKind.HEAD_MISMATCH, "the sidecar's counts are not those of the batches it covers", head.batch
         )
 
 
-def _last_seqs(batches: list[StoredBatch]) -> dict[str, int]:
+def last_seqs(batches: list[StoredBatch]) -> dict[str, int]:
+    """Last seq of each "run/session" as the batches' spans have it."""
     last: dict[str, int] = {}
     for stored in batches:
         for run, session, _, seq in json.loads(stored.summary.spans):

@@ -10,7 +10,7 @@ from pathlib import Path
 import duckdb
 
 from kvtape.traces.chain import genesis, link, summarise
-from kvtape.traces.chain_check import batch_slices, stored_batches
+from kvtape.traces.chain_check import batch_slices, last_seqs, stored_batches
 from kvtape.traces.schema import ALL_TABLES, ROW_TABLES
 from kvtape.traces.sidecar import head_path
 
@@ -42,9 +42,10 @@ def edit_log(src: Path, dst: Path, sql_statements: Sequence[str], rechain: bool)
             connection.execute(statement)
         if rechain:
             digest, rows = _rechain(connection)
+            sessions = last_seqs(stored_batches(connection))
             sidecar = head_path(dst)
             head = json.loads(sidecar.read_text())
-            head.update(digest=digest.hex(), rows=rows)
+            head.update(digest=digest.hex(), rows=rows, sessions=sessions)
             sidecar.write_text(json.dumps(head))
     finally:
         connection.close()

@@ -154,6 +154,12 @@ def test_a_rewritten_chain_is_seen_by_the_sidecar_alone(good: Path, tmp_path: Pa
     assert [k for k, _, _ in found(verify(forged))] == [Kind.HEAD_MISMATCH]
 
 
+def test_a_rechained_log_verifies_even_without_its_last_events(good: Path, tmp_path: Path) -> None:
+    last = script().events[-1].seq
+    sql = f"DELETE FROM events WHERE session_id = 's0' AND seq = {last}"
+    assert verify(edit_log(good, tmp_path / "forged.duckdb", [sql], rechain=True)).ok
+
+
 def test_a_lost_tail_is_seen(tmp_path: Path) -> None:
     live = write_log(tmp_path / "live.duckdb", seal=False)
     result = verify(live)
