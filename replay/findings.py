@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtape.planner.ranges import RangeSet
 
-__all__ = ["Finding", "Gate", "Pairs", "Tolerances", "as_pairs"]
+__all__ = ["Finding", "Gate", "Pairs", "Storage", "Tolerances", "as_pairs"]
+
+Storage = Literal["f32", "half", "quantised"]
+"""How weights are stored; `half` is f16 or bf16."""
+
+_IDENTITY: dict[Storage, float] = {"f32": 1e-3, "half": 1e-2, "quantised": 0.05}
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -36,10 +42,11 @@ class Tolerances:
     moved_key: float
 
     @classmethod
-    def of(cls, *, plain_weights: bool, kv_type_k: str) -> Tolerances:
-        """Engines round activations to 8 bits against quantised weights; that alone moves layer-0 keys by 0.01."""
+    def of(cls, *, weights: Storage, kv_type_k: str) -> Tolerances:
+        """Engines round activations to the precision of the weights that they multiply: to 8 bits against quantised
+        ones, which alone moves layer-0 keys by 0.01, to 11 or 8 bits of mantissa against f16 and bf16."""
         exact = kv_type_k == "f32"
-        identity = (1e-3 if exact else 1e-2) if plain_weights else 0.05
+        identity = max(_IDENTITY[weights], 1e-3 if exact else 1e-2)
         return cls(identity=identity, moved_key=1e-3 if exact else 2e-2)
 
 

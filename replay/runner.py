@@ -64,8 +64,9 @@ def run_session(
 
 class _Run:
     def __init__(self, story: Story, target: Target, backend: Backend, weights: Weights | None) -> None:
-        plain = weights is not None and weights.exact("token_embd.weight", "blk.0.attn_k.weight")
-        tolerances = Tolerances.of(plain_weights=plain, kv_type_k=backend.config.kv_type_k)
+        # Without weights nothing is identified, so that tolerance is never used.
+        storage = weights.storage("token_embd.weight", "blk.0.attn_k.weight") if weights else "quantised"
+        tolerances = Tolerances.of(weights=storage, kv_type_k=backend.config.kv_type_k)
         self._story, self._target, self._backend = story, target, backend
         remove_tail = backend.capabilities.remove_tail
         self._lineage = LineageBuilder(target.lineage_way, remove_tail=remove_tail)

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from kvtape.backends.errors import KvtapeError
 from kvtape.capacity.model import ModelShape, read_model
+from kvtape.replay.findings import Storage
 
 __all__ = ["ModelNotCovered", "Weights"]
 
 Floats = npt.NDArray[np.float32]
 _ARCHS = ("llama", "qwen2", "qwen3")
-_EXACT = frozenset({"F32", "F16", "BF16"})
 
 
 class ModelNotCovered(KvtapeError):
@@ -41,9 +41,12 @@ class Weights:
     def has(self, name: str) -> bool:
         return name in self._tensors
 
-    def exact(self, *names: str) -> bool:
-        """Whether these tensors are stored as plain floats, so that engines compute with the same weights."""
-        return all(self._tensors[n].tensor_type.name in _EXACT for n in names)
+    def storage(self, *names: str) -> Storage:
+        """The coarsest storage among these tensors."""
+        types = {self._tensors[n].tensor_type.name for n in names}
+        if types <= {"F32"}:
+            return "f32"
+        return "half" if types <= {"F32", "F16", "BF16"} else "quantised"
 
     def tensor(self, name: str) -> Floats:
         """A whole tensor, `[out, in]` for a matrix, `[n]` for a vector."""

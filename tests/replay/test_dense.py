@@ -119,7 +119,8 @@ def test_quantised_weights_are_dequantised(tmp_path: Path) -> None:
     builder, slots = build(script, "log")
     got = reference_logits(DenseModel.from_gguf(path), builder.lineage(), np.array([slots[1, 4]]))
     np.testing.assert_allclose(got[0], want[1, 4], atol=1e-5)
-    assert not Weights(path).exact("blk.0.attn_k.weight")
+    assert Weights(path).storage("blk.0.attn_k.weight") == "quantised"
+    assert Weights(path).storage("blk.0.attn_norm.weight") == "f32"
 
 
 @pytest.mark.parametrize(

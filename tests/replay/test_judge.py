@@ -51,7 +51,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Weights, OracleMode
 
 
 def judge(weights: Weights | None, tokens: list[int] = TOKENS) -> Judge:
-    return Judge(weights, np.array(tokens), Tolerances.of(plain_weights=True, kv_type_k="f32"))
+    return Judge(weights, np.array(tokens), Tolerances.of(weights="f32", kv_type_k="f32"))
 
 
 def prefilled(n: int = 20) -> LineageBuilder:
@@ -170,7 +170,7 @@ def test_two_rows_at_one_position(plain: tuple[Weights, OracleModel]) -> None:
 def test_half_precision_rows_pass_with_their_own_tolerance(plain: tuple[Weights, OracleModel]) -> None:
     weights, oracle = plain
     backend = shown(oracle, TOKENS, np.float16)
-    half = Judge(weights, np.array(TOKENS), Tolerances.of(plain_weights=True, kv_type_k="f16"))
+    half = Judge(weights, np.array(TOKENS), Tolerances.of(weights="f32", kv_type_k="f16"))
     assert half.look(prefilled(), backend) == Verdict((), True, 20, 20)
 
 

@@ -348,3 +348,23 @@ def test_a_quantised_model_passes_the_gate_on_both_engines(tmp_path: Path) -> No
     llama, openvino = report.backends
     assert (llama.kv_types, llama.tolerances.identity) == ("f16/f16", 0.05)
     assert openvino.kv_types == "f32/f32"
+
+
+def test_half_precision_weights_and_high_positions(tmp_path: Path) -> None:
+    """Engines take RoPE's angles in f32: at position 4,000 rows are still identified, and turned by 3,700 they fit."""
+    for weights, identity in (("f32", 1e-3), ("f16", 1e-2)):
+        path = write_tiny(tmp_path / f"{weights}.gguf", weights=weights)
+        script = Script(n_ctx=512)
+        while script.state.tape_length < 3900:
+            if script.state.tape_length:
+                script.evict(
+                    script.state.layout[-1].tape_start if len(script.state.layout) > 1 else 4,
+                    script.state.tape_length - 100,
+                )
+            script.prefill([int(t) for t in np.random.default_rng(script.state.tape_length).integers(3, 300, 250)])
+        last = script.state.layout[-1]
+        script.shift(last.cache_start, last.cache_stop, 4 - last.cache_start)
+        script.decode([7, 8, 9])
+        report = run(log_of(path, script, n_ctx=512, chunk=256), path)
+        assert report.equal, report.to_json()["first_divergence"]
+        assert {b.tolerances.identity for b in report.backends} == {identity}
