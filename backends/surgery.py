@@ -83,12 +83,17 @@ def evict(parts: Parts, ranges: Iterable[tuple[int, int]], way: Way, reason: str
     wanted = RangeSet(ranges)
     # At the borders of the runs, so that a block that stands in two places of the cache is cut there too.
     fragments = parts.catalog.split((run.start, run.stop) for run in _runs(parts, wanted))
-    exported = _export(parts, wanted)
+    # Before any row moves, so that no shift is pending; but a rebuild computes the later runs' rows anew, and a block
+    # must hold the rows that were there when it was evicted.
+    exported = {} if way is Way.RECOMPUTE else _export(parts, wanted)
     while wanted:
         # Looked up anew each time: a rebuild lays all survivors together.
         run = _runs(parts, wanted)[0]
+        here = RangeSet([(run.start, run.stop)])
+        if way is Way.RECOMPUTE:
+            exported = _export(parts, here)
         _execute(parts, run, way, reason, exported, fragments)
-        wanted -= RangeSet([(run.start, run.stop)])
+        wanted -= here
         fragments = []
 
 
@@ -105,7 +110,7 @@ def _runs(parts: Parts, wanted: RangeSet) -> list[_Run]:
 
 
 def _export(parts: Parts, wanted: RangeSet) -> dict[int, _Exported]:
-    """Copy the blocks out before any row moves; a block that can never fit in the store is refused."""
+    """Copy the blocks of `wanted` out; a block that can never fit in the store is refused."""
     exported: dict[int, _Exported] = {}
     if parts.cold is None or not parts.backend.capabilities.cold_store:
         return exported

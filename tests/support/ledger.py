@@ -94,7 +94,7 @@ class LedgerBackend:
         self.faults: set[str] = set()
         self.cancel_after: int | None = None
         self.closed = 0
-        self.calls = 0
+        self.operations: list[str] = []
 
     def refusal(self, operation: str) -> str | None:
         return None if getattr(self.capabilities, operation, False) else f"the ledger was opened without {operation}"
@@ -197,7 +197,7 @@ class LedgerBackend:
 
     def _enter(self, operation: str) -> None:
         assert not self.closed, f"{operation} on a closed backend"
-        self.calls += 1
+        self.operations.append(operation)
         if operation in self.faults:
             fault = FatalClass.DECODE_FAILED if operation == "decode" else FatalClass.PREFILL_FAILED
             raise EngineFault(fault, f"planted in {operation}")
