@@ -41,7 +41,7 @@ QUESTIONS: dict[str, str] = {
 def demo(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everything is written.")] = Path("demo-out"),
     model: Annotated[Path | None, typer.Option("--model", metavar="M.gguf", help="Default: the demo model.")] = None,
-    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")] = 1,
+    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")] = 2,
     as_json: AsJson = False,
 ) -> int:
     """Record a session, replay it on both engines, ask three questions.
