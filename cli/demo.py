@@ -138,9 +138,12 @@ def _open(engine: Engine, plan: SessionPlan, recorder: Recorder, run_id: str, th
     from kvtape.backends.clock import MonotonicClock
     from kvtape.backends.protocol import SessionConfig
     from kvtape.backends.session import Session
+    from kvtape.cli.demo_script import CHUNK
     from kvtape.planner.specs import parse_policy
 
-    backend = engine.open(SessionConfig(n_ctx=plan.n_ctx, threads=threads, cold_budget_tokens=plan.cold_budget_tokens))
+    backend = engine.open(
+        SessionConfig(n_ctx=plan.n_ctx, chunk=CHUNK, threads=threads, cold_budget_tokens=plan.cold_budget_tokens)
+    )
     session = Session(
         backend,
         parse_policy(plan.policy),

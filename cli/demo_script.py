@@ -17,7 +17,7 @@ from kvtape.backends.session import Session
 from kvtape.planner.events import Placement
 from kvtape.planner.specs import parse_policy
 
-__all__ = ["ESSAY", "NOTES", "Material", "SessionPlan", "play_essay", "play_notes"]
+__all__ = ["CHUNK", "ESSAY", "NOTES", "Material", "SessionPlan", "play_essay", "play_notes"]
 
 Tell = Callable[[str], None]
 
@@ -35,6 +35,10 @@ class SessionPlan:
 ESSAY = SessionPlan("essay", "stream:sink=4,recent=508", n_ctx=1024, cold_budget_tokens=1024)
 NOTES = SessionPlan("notes", "class:budget=480", n_ctx=512, cold_budget_tokens=64)
 
+CHUNK = 512
+"""Tokens in one prefill call."""
+
+_BEHIND_THE_PLAN = 29
 _NO_SUCH_BLOCK = 2**32
 _SNAPSHOT_SIDE_TRIP = 24
 _REBASED_TOKENS = 700
@@ -52,7 +56,7 @@ class Material:
 def play_essay(session: Session, material: Material, tell: Tell) -> tuple[int, ...]:
     """The long session, to its close. Returns the tokens of the last answer."""
     essay = list(material.essay)
-    first = len(essay) * 3 // 4
+    first = _first_part(len(essay))
     tell(f"the first {first} tokens of the essay stream through {ESSAY.n_ctx} rows of cache")
     session.ensure_prefix(essay[:first])
     session.decode(40)
@@ -93,6 +97,12 @@ def play_essay(session: Session, material: Material, tell: Tell) -> tuple[int, .
     session.decode(24)
     session.close()
     return answer.tokens
+
+
+def _first_part(essay_tokens: int) -> int:
+    """About three quarters, cut a little behind a plan, so that there is room for what comes back from the cold."""
+    plans = (essay_tokens * 3 // 4 - ESSAY.n_ctx) // CHUNK
+    return ESSAY.n_ctx + plans * CHUNK + _BEHIND_THE_PLAN
 
 
 def play_notes(session: Session, material: Material, fail_next: Callable[[], None], tell: Tell) -> str:

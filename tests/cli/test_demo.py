@@ -1,0 +1,106 @@
+"""The demo: its script on a tiny model, and the whole command on the real one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from kvtape.cli import demo
+from kvtape.cli.demo_script import Material
+from kvtape.cli.models import find_demo_model
+from kvtape.planner.events import Op
+from kvtape.traces.reader import open_log
+from support.command import kvtape
+from support.tiny_gguf import write_tiny
+
+LATER_OPS = {Op.SCORE, Op.LOST}
+FILES = ["answers.json", "demo.duckdb", "demo.duckdb.head.json", "demo.duckdb.key", "replay.json"]
+
+
+def check_log(log: Path) -> None:
+    """Every kind of event, content on record, the first session closed, the second dead of its decode."""
+    with open_log(log) as tape:
+        run_id = tape.default_run().run_id
+        sessions = tape.sessions(run_id)
+        events = {row.session_id: tape.events(run_id, row.session_id) for row in sessions}
+        states = {row.session_id: tape.state_at(run_id, row.session_id) for row in sessions}
+    assert list(events) == ["essay", "notes"]
+    assert all(row.content for row in sessions)
+    seen = Counter(event.op for found in events.values() for event in found)
+    assert set(seen) == set(Op) - LATER_OPS
+    assert {str(e.way) for e in events["essay"] if e.op == "evict"} == {"gap", "rebased"}
+    assert (states["essay"].closed, states["essay"].fatal) == (True, None)
+    assert states["notes"].fatal == "decode_failed"
+    assert seen[Op.ADMIT] >= 3
+    assert seen[Op.REFUSE] == 1
+
+
+@pytest.fixture
+def short_material(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many tokens as the real tokenizer gives; the tiny model's has one for each byte."""
+    whole = demo._material
+
+    def cut(engine: object) -> Material:
+        material = whole(engine)  # type: ignore[arg-type]
+        return Material(material.essay[:3300], material.question[:16], material.meant[:16])
+
+    monkeypatch.setattr(demo, "_material", cut)
+
+
+@pytest.mark.usefixtures("short_material")
+def test_the_demo_on_a_tiny_model(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf", n_ctx=8192)
+    out = tmp_path / "out"
+    first = kvtape("demo", "--out", out, "--model", model, "--json")
+    assert first.code == 0, first.err
+    assert sorted(p.name for p in out.iterdir()) == FILES
+    check_log(out / "demo.duckdb")
+    assert kvtape("verify", out / "demo.duckdb").code == 0
+    body = json.loads(first.out)
+    assert body["replay"]["equal"] is True
+    assert [b["name"] for b in body["replay"]["backends"]] == list(demo.REPLAY_ON)
+    assert len(body["answers"]) == 3
+    assert all(answer["rows"] for answer in body["answers"].values())
+    assert json.loads((out / "replay.json").read_text(encoding="utf-8")) == body["replay"]
+    # A second demo replaces the first, and the run is the same.
+    again = kvtape("demo", "--out", out, "--model", model, "--json")
+    assert again.code == 0, again.err
+    assert json.loads(again.out)["digest"] == body["digest"]
+
+
+def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("x", encoding="utf-8")
+    ran = kvtape("demo", "--out", tmp_path / "out")
+    assert ran.code == 2
+    assert "--out" in ran.err
+
+
+def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
+    for name in ("demo.duckdb", "demo.duckdb.wal", "replay.json", "notes.txt", "demo.txt"):
+        (tmp_path / name).write_text("x", encoding="utf-8")
+    demo._fresh(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["demo.txt", "notes.txt"]
+
+
+@pytest.mark.real
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif(find_demo_model() is None, reason="the demo model is not installed")
+def test_the_demo_on_the_real_model(tmp_path: Path) -> None:
+    ran = kvtape("demo", "--out", tmp_path, "--json")
+    assert ran.code == 0, ran.err
+    check_log(tmp_path / "demo.duckdb")
+    body = json.loads(ran.out)
+    with open_log(tmp_path / "demo.duckdb") as tape:
+        _, rows = tape.sql(
+            "SELECT sum(n_tokens) FROM events WHERE session_id = 'essay' AND turn = 1 AND op = 'prefill'"
+        )
+    assert rows[0][0] >= 3000
+    for backend in body["replay"]["backends"]:
+        assert backend["witness_positions"] == backend["residency_events"] > 40
+        assert backend["witness_identities"] > 10_000
+        assert backend["checkpoints"] >= 40
+        assert backend["mean_kl"] <= 0.01
+        assert backend["top1"] >= 0.9
