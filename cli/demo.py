@@ -24,14 +24,15 @@ MEANT = "\n\nQuestion: what is the witness, the plan, the ledger or the book?\nA
 
 QUESTIONS: dict[str, str] = {
     "Why was each prompt prefilled?": (
-        "SELECT session_id, turn, reason, count(*) AS prefills, sum(tokens) AS tokens FROM why_prefilled "
-        "GROUP BY ALL ORDER BY session_id, turn, reason"
+        "SELECT session_id AS session, turn, reason, count(*) AS prefills, sum(tokens) AS tokens FROM why_prefilled "
+        "GROUP BY ALL ORDER BY session, turn, min(seq)"
     ),
     "What did each operation cost?": (
-        "SELECT op, way, events, tokens, round(ns_per_token / 1e6, 3) AS ms_per_token FROM costs ORDER BY op, way"
+        "SELECT op, way, events, tokens, round(ns_per_token / 1e6, 3) AS ms_per_token FROM costs "
+        "WHERE op <> 'plan' ORDER BY op, way"
     ),
     "What did each plan keep, and what did it cost to carry out?": (
-        'SELECT session_id, seq, turn, "trigger", total_tokens, hot_tokens, evicts, evicted_tokens, '
+        "SELECT session_id AS session, seq, turn, total_tokens AS before, hot_tokens AS kept, evicts, "
         "round(evict_ns / 1e6, 1) AS evict_ms FROM decisions ORDER BY session_id, seq"
     ),
 }

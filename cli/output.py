@@ -98,7 +98,10 @@ def _rich(section: Section) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    numeric = [all(isinstance(row[i], int | float) for row in section.rows) for i in range(len(section.columns))]
+    numeric = [
+        all(row[i] is None or isinstance(row[i], int | float) for row in section.rows)
+        for i in range(len(section.columns))
+    ]
     table = Table(title=section.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name, right in zip(section.columns, numeric, strict=True):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
@@ -113,5 +116,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
     return str(value).replace("\t", " ").replace("\n", "\\n")

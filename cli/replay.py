@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 
 __all__ = ["replay", "replay_log", "replay_sections"]
 
+_MEASURES = {
+    "way": "way",
+    "events_compared": "events compared",
+    "residency_events": "events that change residency",
+    "witness_positions": "of these, positions witnessed",
+    "witness_identities": "rows identified by their token",
+    "not_executed": "refused or fatal, not executed",
+    "checkpoints": "places where logits are compared",
+    "mean_kl": "mean KL to the reference",
+    "max_kl": "max KL to the reference",
+    "top1": "top-1 agreement",
+}
+"""What the equality table shows of each backend."""
+
 
 def replay(
     log: LogPath,
@@ -67,34 +81,10 @@ def replay_sections(body: dict[str, Any]) -> list[Section]:
     """The equality table, and where there is one the first divergence with the events before it."""
     from kvtape.cli.output import Section
 
-    columns = (
-        "backend",
-        "way",
-        "events",
-        "residency events",
-        "witnessed",
-        "identities",
-        "not executed",
-        "checkpoints",
-        "mean KL",
-        "max KL",
-        "top-1",
-    )
-    keys = (
-        "name",
-        "way",
-        "events_compared",
-        "residency_events",
-        "witness_positions",
-        "witness_identities",
-        "not_executed",
-        "checkpoints",
-        "mean_kl",
-        "max_kl",
-        "top1",
-    )
+    backends = body["backends"]
+    rows = [(name, *(b[key] for b in backends)) for key, name in _MEASURES.items()]
     verdict = "EQUAL: the same tokens are resident everywhere" if body["equal"] else "NOT EQUAL"
-    sections = [Section(verdict, columns, [tuple(b[key] for key in keys) for b in body["backends"]])]
+    sections = [Section(verdict, ("", *(b["name"] for b in backends)), rows)]
     sections += [Section(text, (), ()) for text in _remarks(body)]
     first = body["first_divergence"]
     if first is not None:
