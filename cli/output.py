@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,7 +108,9 @@ def _rich(section: Section) -> None:
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in section.rows:
         table.add_row(*(_cell(value) for value in row))
-    Console(highlight=False, markup=False).print(table)
+    # Without a colour system there is no bold and no italics either, which NO_COLOR alone would leave.
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    Console(highlight=False, markup=False, color_system=colours).print(table)
 
 
 def _cell(value: Any) -> str:
