@@ -56,6 +56,7 @@ def demo(
     from kvtape.cli.replay import replay_log, replay_sections
 
     path = model if model is not None else demo_model()
+    _require_engines()
     log = _fresh(out)
     note(f"1/3 recording two sessions of {path.name} on llama.cpp into {log}")
     answer = _record(log, path, threads)
@@ -75,6 +76,19 @@ def demo(
     body = {"log": str(log), "events": events, "answer": answer, "replay": report, "answers": answers}
     emit("demo", body, sections, as_json=as_json, digest=digest, digest_kind="logical")
     return 0 if report["equal"] else 1
+
+
+def _require_engines() -> None:
+    """Raises EnvironmentProblem before anything is recorded when an engine of the replay is not installed."""
+    from importlib.util import find_spec
+
+    from kvtape.backends.errors import EnvironmentProblem
+    from kvtape.cli.doctor import ENGINES
+    from kvtape.cli.errors import missing_extra
+
+    for module, _ in ENGINES.values():
+        if find_spec(module) is None:
+            raise EnvironmentProblem(missing_extra(module))
 
 
 def _fresh(out: Path) -> Path:

@@ -78,6 +78,16 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
     assert "--out" in ran.err
 
 
+def test_a_missing_engine_is_named_before_anything_is_recorded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "openvino" else name)
+    ran = kvtape("demo", "--out", tmp_path / "out", "--model", model)
+    assert ran.code == 3
+    assert "kvtape[openvino]" in ran.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
     for name in ("demo.duckdb", "demo.duckdb.wal", "replay.json", "notes.txt", "demo.txt"):
         (tmp_path / name).write_text("x", encoding="utf-8")
