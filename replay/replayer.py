@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from threadpoolctl import threadpool_limits
+
 from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import Engine
 from kvtape.backends.registry import open_engine as registry_open
@@ -75,7 +77,11 @@ def replay(
     if model.weights is None:
         done = [_run_target(target, stories, model, open_engine, progress) for target in parsed]
         return _report(run, digest, stories, done, model, gate or Gate(), [[] for _ in done])
-    with References(model.weights, stories, [target.lineage_way for target in parsed]) as references:
+    # One BLAS thread: the sums come out in one order whatever the machine, and the engines keep their cores.
+    with (
+        threadpool_limits(limits=1, user_api="blas"),
+        References(model.weights, stories, [target.lineage_way for target in parsed]) as references,
+    ):
         done = [_run_target(target, stories, model, open_engine, progress) for target in parsed]
         numbers = [
             [session_numbers(references, i, d.target, session) for i, session in enumerate(d.runs)] for d in done
