@@ -313,6 +313,7 @@ def _admit(state: ResidencyState, event: Event) -> ResidencyState:
 
 def _recompute(state: ResidencyState, event: Event) -> ResidencyState:
     start, stop = _span(event)
+    _require(event, not RangeSet([(start, stop)]) & state.cold_ranges, "part of it is cold: admit that instead")
     return replace(state, layout=_put_back(state, event, start, stop))
 
 

@@ -169,6 +169,7 @@ def test_a_record_of_another_residency_is_named() -> None:
         ("neither neighbour", [SIX, evict(4, 6), op(Op.SHIFT, 0, 4, delta=9), op(Op.RECOMPUTE, 4, 6, cache_start=0)]),
         ("overlaps", [SIX, evict(2, 4), op(Op.RECOMPUTE, 2, 4, cache_start=3)]),
         ("overlaps", [SIX, op(Op.RECOMPUTE, 2, 4, cache_start=6, placement=Placement.APPEND)]),
+        ("is cold", [SIX, evict(2, 4, Way.GAP, COLD), op(Op.RECOMPUTE, 2, 4, cache_start=2)]),
         ("is not cold", [SIX, evict(2, 4), admit(7, 2, 4, 2)]),
         ("another range", [SIX, evict(2, 4, Way.GAP, COLD), admit(7, 2, 3, 2)]),
         ("needs a placement", [SIX, evict(2, 4, Way.GAP, COLD), admit(7, 2, 4, 2) | {"placement": None}]),

@@ -142,7 +142,9 @@ class ResidencyMachine(RuleBasedStateMachine):
     def recompute(self, which: int, length: int, append: bool) -> None:
         holes = self.model.holes()
         start, stop = holes[which % len(holes)]
-        self.put_back(Op.RECOMPUTE, start, start + 1 + length % (stop - start), append)
+        stop = start + 1 + length % (stop - start)
+        if not any(c.start < stop and start < c.stop for c in self.model.cold.values()):
+            self.put_back(Op.RECOMPUTE, start, stop, append)
 
     @precondition(lambda self: not self.over and self.model.cold)
     @rule(which=small)
