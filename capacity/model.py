@@ -20,6 +20,9 @@ RopePairs = Literal["interleaved", "halves"]
 _INTERLEAVED = frozenset({"llama", "deepseek", "deepseek2", "mistral3", "minicpm", "granite"})
 
 
+_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+
 class ModelFileError(ValueError):
     """The file is missing, not a GGUF, or lacks what a decoder needs; names the file."""
 
@@ -30,6 +33,7 @@ class ModelShape:
 
     `fingerprint` is `arch/tensor shapes/tokenizer/file bytes/header`, each hash SHA-256 cut to 16 hex digits:
     two files with one fingerprint have the same architecture, shapes, types, vocabulary and metadata.
+    `tensor_types`: their GGML names. `tokenizer`: gpt2, llama, ...; `end_tokens` end a turn or a text.
     """
 
     path: str
@@ -50,6 +54,9 @@ class ModelShape:
     rope_scaling: str
     sliding_window: int
     qk_norm: bool
+    tensor_types: frozenset[str]
+    tokenizer: str
+    end_tokens: frozenset[int]
 
     def kv_bytes_per_token(self, bytes_k: float = 2.0, bytes_v: float = 2.0) -> int:
         """Bytes of one token's rows over all layers at these element widths (f16: 2)."""
@@ -116,6 +123,9 @@ def _shape(file: Path, reader: Any) -> ModelShape:
         rope_scaling=str(value(f"{arch}.rope.scaling.type", "none")),
         sliding_window=int(value(f"{arch}.attention.sliding_window", 0)),
         qk_norm="blk.0.attn_k_norm.weight" in tensors,
+        tensor_types=frozenset(t.tensor_type.name for t in reader.tensors),
+        tokenizer=str(value("tokenizer.ggml.model", "none")),
+        end_tokens=frozenset(int(fields[key].contents()) for key in _END_KEYS if key in fields),
     )
 
 

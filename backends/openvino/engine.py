@@ -21,7 +21,6 @@ from kvtape.capacity.model import ModelFileError, ModelShape, read_model
 
 if TYPE_CHECKING:
     from kvtape.backends.openvino.compiled import Compiled, Profile
-    from kvtape.backends.openvino.header import GgufHeader
     from kvtape.backends.openvino.session import OpenVinoBackend
 
 __all__ = ["OpenVinoEngine"]
@@ -32,16 +31,16 @@ class OpenVinoEngine:
 
     name = "openvino"
 
-    def __init__(self, model: ModelShape, header: GgufHeader, version: str, options: dict[str, str]) -> None:
+    def __init__(self, model: ModelShape, version: str, options: dict[str, str]) -> None:
         from kvtape.backends.openvino.tokenizer import GgufTokenizer
 
         self.version = version
         self.facts = ModelFacts(
-            model.path, model.fingerprint, model.arch, model.n_vocab, model.n_ctx_train, header.end_tokens
+            model.path, model.fingerprint, model.arch, model.n_vocab, model.n_ctx_train, model.end_tokens
         )
         self._model = model
         self._options = options
-        self._tokenizer = GgufTokenizer(Path(model.path), header.tokenizer, model.n_vocab)
+        self._tokenizer = GgufTokenizer(Path(model.path), model.tokenizer, model.n_vocab)
         self._compiled: dict[Profile, Compiled] = {}
         self._sessions: weakref.WeakSet[OpenVinoBackend] = weakref.WeakSet()
         self._closed = False
@@ -57,7 +56,6 @@ class OpenVinoEngine:
             import openvino
 
             from kvtape.backends.openvino.gates import check_model
-            from kvtape.backends.openvino.header import scan_header
             from kvtape.backends.openvino.options import read_openvino_options
         except ImportError as err:
             raise EnvironmentProblem(f"OpenVINO is not installed ({err}); pip install 'kvtape[openvino]'") from None
@@ -66,9 +64,8 @@ class OpenVinoEngine:
             model = read_model(path)
         except ModelFileError as err:
             raise UsageError(str(err)) from None
-        header = scan_header(Path(path))
-        check_model(model, header)
-        return cls(model, header, str(openvino.__version__), dict(options or {}))
+        check_model(model)
+        return cls(model, str(openvino.__version__), dict(options or {}))
 
     def tokenize(self, text: str) -> list[int]:
         """Ids without added special tokens; control tokens written in the text are recognised as such."""

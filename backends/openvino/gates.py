@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass
 
 from kvtape.backends.errors import EnvironmentProblem, UsageError
-from kvtape.backends.openvino.header import GgufHeader
 from kvtape.capacity.model import ModelShape
 from kvtape.planner.capabilities import Capabilities
 
@@ -27,7 +26,7 @@ _Q4_K_EXACT = os.environ.get(_Q4_K_SWITCH) == "1"
 _FLAGS = tuple(Capabilities.__dataclass_fields__)
 
 
-def check_model(model: ModelShape, header: GgufHeader) -> None:
+def check_model(model: ModelShape) -> None:
     """Raises UsageError for a file that would compute something else, EnvironmentProblem where a switch helps."""
     if model.arch not in ARCHITECTURES:
         raise UsageError(
@@ -38,7 +37,7 @@ def check_model(model: ModelShape, header: GgufHeader) -> None:
         raise UsageError(
             f"{model.path}: its sliding window is applied by OpenVINO but not by llama.cpp; use llama alone"
         )
-    types = header.tensor_types
+    types = model.tensor_types
     unknown = sorted(types - _EXACT_TYPES - {"Q4_K"})
     if unknown:
         raise UsageError(

@@ -1,0 +1,68 @@
+"""A model's shape and fingerprint, read from files written here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from kvtape.capacity.model import ModelFileError, read_model
+from support.tiny_gguf import write_tiny
+
+
+def test_shape_of_a_tiny_llama(tmp_path: Path) -> None:
+    model = read_model(write_tiny(tmp_path / "m.gguf", "llama", n_layer=3, n_embd=128, n_head=4, n_head_kv=2))
+    assert (model.arch, model.n_layer, model.n_embd, model.n_head, model.n_head_kv) == ("llama", 3, 128, 4, 2)
+    assert (model.head_dim_k, model.head_dim_v, model.rope_dims, model.rope_pairs) == (32, 32, 32, "interleaved")
+    assert (model.n_vocab, model.n_ctx_train, model.sliding_window, model.qk_norm) == (320, 4096, 0, False)
+    assert (model.tensor_types, model.tokenizer, model.end_tokens) == ({"F32"}, "gpt2", {2})
+
+
+def test_odd_architectures(tmp_path: Path) -> None:
+    assert read_model(write_tiny(tmp_path / "q.gguf", "qwen3")).qk_norm
+    assert read_model(write_tiny(tmp_path / "q2.gguf", "qwen2")).rope_pairs == "halves"
+    assert read_model(write_tiny(tmp_path / "y.gguf", "llama", yarn=4)).rope_scaling == "yarn"
+    assert read_model(write_tiny(tmp_path / "g.gguf", "gemma3", window=8)).sliding_window == 8
+    assert read_model(write_tiny(tmp_path / "w.gguf", "llama", weights="q8_0")).tensor_types == {"F32", "Q8_0"}
+
+
+def test_28_layers_of_two_heads_of_128_weigh_28672_bytes_a_token(tmp_path: Path) -> None:
+    tiny = read_model(write_tiny(tmp_path / "m.gguf", "llama"))
+    golden = dataclasses.replace(tiny, n_layer=28, n_head_kv=2, head_dim_k=128, head_dim_v=128)
+    assert golden.kv_bytes_per_token() == 28_672
+    assert golden.kv_bytes_per_token(4, 4) == 57_344
+
+
+def test_fingerprint_knows_shapes_types_and_files_apart(tmp_path: Path) -> None:
+    first = read_model(write_tiny(tmp_path / "a.gguf", "llama")).fingerprint
+    assert read_model(write_tiny(tmp_path / "b.gguf", "llama")).fingerprint == first
+    others = [
+        read_model(write_tiny(tmp_path / "c.gguf", "llama", n_layer=1)),
+        read_model(write_tiny(tmp_path / "d.gguf", "llama", weights="q8_0")),
+        read_model(write_tiny(tmp_path / "e.gguf", "qwen2")),
+    ]
+    assert len({first, *(m.fingerprint for m in others)}) == 4
+
+
+def test_a_rewritten_file_is_read_again(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "llama", n_layer=1)
+    assert read_model(path).n_layer == 1
+    path.unlink()
+    assert read_model(write_tiny(path, "llama", n_layer=2)).n_layer == 2
+
+
+@pytest.mark.parametrize("keep", [0, 3, 7, 20, 100, 2000, 4000])
+def test_a_cut_header_is_refused_by_name(tmp_path: Path, keep: int) -> None:
+    path = write_tiny(tmp_path / "cut.gguf", "llama")
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ModelFileError, match=r"cut\.gguf"):
+        read_model(path)
+
+
+def test_missing_and_foreign_files(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="no such model file"):
+        read_model(tmp_path / "none.gguf")
+    (tmp_path / "text.gguf").write_text("plain text")
+    with pytest.raises(ModelFileError, match="not a GGUF file"):
+        read_model(tmp_path / "text.gguf")
