@@ -223,23 +223,28 @@ def _open_snapshot(path: Path) -> Log:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="kvtape-")))
         copy = snapshot(path, folder)
         check_file_kind(copy, path)
-        _drop_stale_wal(copy, path)
+        stale = _drop_stale_wal(copy, path)
         connection = open_read_only(copy, path)
         held.callback(connection.close)
         check_whole(connection, copy, path)
         log = Log(path, connection, read_meta(connection, path), copy)
         if not log.sealed:
             log.notice = _notice(log)
+        elif stale:
+            log.notice = (
+                f"{wal_path(path).name} was left by a crash while the log was sealed and is no part of it; remove it, "
+                f"other DuckDB clients refuse the log beside it"
+            )
         log._held.push(held.pop_all())
         return log
     raise AssertionError("unreachable")
 
 
-def _drop_stale_wal(copy: Path, shown: Path) -> None:
-    """A crash after the sealed file got its name leaves the old write-ahead log, which is no part of it."""
+def _drop_stale_wal(copy: Path, shown: Path) -> bool:
+    """A crash after the sealed file got its name leaves the old write-ahead log. Whether that is so here."""
     wal = wal_path(copy)
     if not wal.exists():
-        return
+        return False
     aside = wal.with_name("aside.wal")
     wal.rename(aside)
     connection = open_read_only(copy, shown)
@@ -249,6 +254,7 @@ def _drop_stale_wal(copy: Path, shown: Path) -> None:
         connection.close()
     if not sealed:
         aside.rename(wal)
+    return sealed
 
 
 def _notice(log: Log) -> str:
