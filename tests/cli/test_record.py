@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -160,6 +161,23 @@ def test_a_bad_text_is_one_line_and_leaves_no_log(model: Path, tmp_path: Path, d
     assert words in ran.err
     assert str(source) in ran.err
     assert not log.exists()
+
+
+def test_a_text_may_come_through_a_named_pipe(model: Path, tmp_path: Path) -> None:
+    """What a shell's `<(command)` is."""
+    pipe, log = tmp_path / "pipe", tmp_path / "a.duckdb"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(TEXT, encoding="utf-8"))
+    writer.start()
+    ran = kvtape("record", "--model", model, "--text", pipe, "--log", log, "--policy", POLICY, "--decode", 1)
+    writer.join()
+    assert ran.code == 0, ran.err
+
+
+def test_a_folder_is_no_text(model: Path, tmp_path: Path) -> None:
+    ran = kvtape("record", "--model", model, "--text", tmp_path, "--log", tmp_path / "a.duckdb")
+    assert ran.code == 2
+    assert f"{tmp_path}: a folder" in ran.err
 
 
 @pytest.mark.parametrize(
