@@ -38,20 +38,15 @@ def choose_way(parts: Parts) -> Way | None:
 
 
 def truncate(parts: Parts, tape_stop: int, reason: str) -> int:
-    """Cut the tape at `tape_stop`. Returns how many resident tokens were given up."""
+    """Cut the tape at `tape_stop`, by a rebuild where the rows cannot be taken out.
+
+    Returns how many resident tokens were given up.
+    """
     began = parts.now()
     before = parts.state.resident_tokens
     kept = parts.state.resident - RangeSet([(tape_stop, max(tape_stop, parts.state.tape_length))])
-    can = parts.backend.capabilities
-    in_order = all(
-        a.tape_start < b.tape_start for a, b in zip(parts.state.layout, parts.state.layout[1:], strict=False)
-    )
     way, calls, computed = None, None, None
-    if before == kept.n_tokens:
-        pass
-    elif can.remove_middle or (can.remove_tail and in_order):
-        parts.backend.truncate(tape_stop)
-    else:
+    if before != kept.n_tokens and not _cut_rows(parts, tape_stop):
         result = parts.backend.rebuild(kept, parts.tokens_of(kept))
         way, calls, computed = Way.RECOMPUTE, result.calls, result.tokens
     removed = len(parts.tape) - tape_stop
@@ -74,6 +69,22 @@ def truncate(parts: Parts, tape_stop: int, reason: str) -> int:
     )
     _sync_cold(parts)
     return before - kept.n_tokens
+
+
+def _cut_rows(parts: Parts, tape_stop: int) -> bool:
+    """Take the rows at or past `tape_stop` out of the cache; False, and nothing changed, where that is not possible."""
+    layout, can = parts.state.layout, parts.backend.capabilities
+    kept_end = lay.next_cache_position(lay.cut(layout, tape_stop))
+    firsts = [s.cache_start + max(0, tape_stop - s.tape_start) for s in layout if s.tape_stop > tape_stop]
+    needs_tail, needs_middle = max(firsts) >= kept_end, min(firsts) < kept_end
+    if (needs_tail and not can.remove_tail) or (needs_middle and not can.remove_middle):
+        return False
+    try:
+        parts.backend.truncate(tape_stop)
+    except UnsupportedOperation:
+        # A windowed cache knows only now that it has overwritten rows that would be seen again.
+        return False
+    return True
 
 
 def evict(parts: Parts, ranges: Iterable[tuple[int, int]], way: Way, reason: str) -> None:
