@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -71,6 +74,26 @@ def test_sql_that_is_wrong_or_would_write_is_refused(log: Path, query: str) -> N
     assert ran.code == 2
     assert ran.err.count("\n") == 1
     assert log.read_bytes() == before
+
+
+def test_ctrl_c_stops_a_long_query(log: Path) -> None:
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    ran = kvtape("sql", log, "SELECT sum(a.range * b.range) FROM range(1000000) a, range(100000) b")
+    timer.join()
+    assert (ran.code, ran.err) == (130, "kvtape: interrupted\n")
+
+
+def test_a_damaged_block_that_only_a_query_touches_is_exit_4(log: Path, tmp_path: Path) -> None:
+    """The file opens, since its header and catalog are whole."""
+    bad = copy_log(log, tmp_path / "bad.duckdb")
+    data, query = bytearray(log.read_bytes()), "SELECT count(*), sum(hash(events)), sum(hash(blocks)) FROM events, blocks"
+    codes = []
+    for at in range(3 * 4096 + 100, len(data), 16 * 1024):
+        bad.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        codes.append(kvtape("sql", bad, query).code)
+    assert set(codes) <= {0, 4}
+    assert codes.count(4) > 2
 
 
 def test_sql_of_values_that_json_has_no_word_for(log: Path) -> None:
