@@ -87,7 +87,8 @@ def test_ctrl_c_stops_a_long_query(log: Path) -> None:
 def test_a_damaged_block_that_only_a_query_touches_is_exit_4(log: Path, tmp_path: Path) -> None:
     """The file opens, since its header and catalog are whole."""
     bad = copy_log(log, tmp_path / "bad.duckdb")
-    data, query = bytearray(log.read_bytes()), "SELECT count(*), sum(hash(events)), sum(hash(blocks)) FROM events, blocks"
+    query = "SELECT count(*), sum(hash(events)), sum(hash(blocks)) FROM events, blocks"
+    data = log.read_bytes()
     codes = []
     for at in range(3 * 4096 + 100, len(data), 16 * 1024):
         bad.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
