@@ -165,8 +165,11 @@ class Log:
             return select_arrow(self.connection, TABLES[table], where, params)
 
     def _rows(self, table: Any, where: str = "true", params: Sequence[Any] = ()) -> list[Any]:
-        with readable(self.path):
-            return select_rows(self.connection, table, where, params)
+        try:
+            with readable(self.path):
+                return select_rows(self.connection, table, where, params)
+        except ValueError as err:
+            raise LogUnreadable(f"{self.path}: {table.name} holds what kvtape never writes ({err})") from None
 
     def _query(self, query: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with readable(self.path):
