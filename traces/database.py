@@ -38,6 +38,12 @@ __all__ = [
 _MAGIC = b"DUCK"
 _MAGIC_AT = 8
 _HEADER_BYTES = 3 * 4096
+_READ_ONLY = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "lock_configuration": "true",
+}
 
 
 def wal_path(log: Path) -> Path:
@@ -183,9 +189,7 @@ def fsync_file(path: Path) -> None:
 def open_read_only(path: Path, shown: Path) -> duckdb.DuckDBPyConnection:
     """A connection that can neither write nor reach any other file. Raises LogUnreadable, LogLocked."""
     try:
-        return duckdb.connect(
-            str(path), read_only=True, config={"enable_external_access": "false", "lock_configuration": "true"}
-        )
+        return duckdb.connect(str(path), read_only=True, config=_READ_ONLY)
     except duckdb.IOException as err:
         if "lock" in str(err):
             raise LogLocked(f"{shown}: another process is recording into it") from None
