@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25' 'setuptools>=77' wheel
 	@echo "installing (the first time llama.cpp is compiled, some minutes)" >&2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
