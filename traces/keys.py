@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvtape.traces.errors import KeyMismatch
 
-__all__ = ["KEY_BYTES", "key_id", "key_path", "load_or_create_key"]
+__all__ = ["KEY_BYTES", "key_id", "key_path", "load_or_create_key", "stored_key"]
 
 KEY_BYTES = 32
 
@@ -37,6 +37,13 @@ def load_or_create_key(log: Path) -> bytes:
     if len(key) != KEY_BYTES:
         raise KeyMismatch(f"{path}: a key has {KEY_BYTES} bytes, this file {len(key)}; put the right key file back")
     return key
+
+
+def stored_key(log: Path, wanted_id: str | None) -> bytes | None:
+    """The key beside the log; None when there is none or when it is not the one named `wanted_id`."""
+    path = key_path(log)
+    key = path.read_bytes() if path.is_file() else b""
+    return key if len(key) == KEY_BYTES and key_id(key) == wanted_id else None
 
 
 def key_id(key: bytes) -> str:
