@@ -4,6 +4,7 @@ KvtapeError                     message = what, where, what to do; `exit_code` i
 |-- UsageError          (2)     bad input: spec, file, sizes
 |   |-- InputRejected           token id, position, size or text that an engine must not see
 |   |-- ContextOverflow         more tokens than the context can hold under this policy
+|   |-- SessionBusy             another operation of the session is running; this one was not begun nor recorded
 |   |-- UnknownBlock            no such block in the cold store; no such snapshot
 |   |-- StateRejected           a saved state of another model, layout or KV type; nothing was touched
 |   `-- UnsupportedOperation    the session's capabilities do not have it; nothing was touched
@@ -27,6 +28,7 @@ __all__ = [
     "FatalClass",
     "InputRejected",
     "KvtapeError",
+    "SessionBusy",
     "SessionClosed",
     "SessionFatal",
     "StateRejected",
@@ -59,6 +61,10 @@ class ContextOverflow(UsageError):
         super().__init__(f"{needed} tokens do not fit a context of {available}: {why}")
         self.needed = needed
         self.available = available
+
+
+class SessionBusy(UsageError):
+    pass
 
 
 class UnknownBlock(UsageError):

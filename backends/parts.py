@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from kvtape.backends.catalog import BlockCatalog
 from kvtape.backends.cold_store import ColdStore
@@ -13,10 +15,10 @@ from kvtape.planner.blocks import Block
 from kvtape.planner.events import Way
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency import ResidencyState
-from kvtape.planner.rows import BlockRow, PlanRow
+from kvtape.planner.rows import BlockRow, PlanRow, SessionRow
 from kvtape.planner.specs import PolicySpec
 
-__all__ = ["Parts"]
+__all__ = ["Parts", "session_row"]
 
 
 @dataclass(slots=True)
@@ -80,3 +82,28 @@ class Parts:
 
     def resident_bytes(self) -> int:
         return self.backend.kv_bytes()["resident"]
+
+
+def session_row(parts: Parts, run_id: str, session_id: str, *, content: bool) -> SessionRow:
+    """What was asked and what came of it, as the log keeps it."""
+    backend = parts.backend
+    config = backend.config
+    return SessionRow(
+        run_id=run_id,
+        session_id=session_id,
+        backend=backend.name,
+        engine_version=backend.engine_version,
+        model_fingerprint=backend.facts.fingerprint,
+        model_name=Path(backend.facts.path).name,
+        policy=parts.policy.canonical,
+        n_ctx_asked=config.n_ctx,
+        n_ctx=backend.n_ctx,
+        chunk=config.chunk,
+        kv_type_k=config.kv_type_k,
+        kv_type_v=config.kv_type_v,
+        flash_attention=config.flash_attention,
+        threads=config.threads,
+        cold_budget_tokens=config.cold_budget_tokens,
+        capabilities=json.dumps(asdict(backend.capabilities), sort_keys=True),
+        content=content,
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvtape.backends.catalog import SegmentKind, Stretch
@@ -78,13 +79,19 @@ def common_prefix(tape: Sequence[int], tokens: Sequence[int]) -> int:
     return next((i for i in range(n) if tape[i] != tokens[i]), n)
 
 
-def check_tokens(parts: Parts, tokens: Sequence[int]) -> None:
-    if not tokens:
-        raise InputRejected("an empty prompt: give at least one token")
+def check_tokens(parts: Parts, tokens: Iterable[int]) -> list[int]:
+    """The ids as plain integers. Raises InputRejected for what is none, or none of this vocabulary."""
     n_vocab = parts.backend.facts.n_vocab
+    checked: list[int] = []
     for i, token in enumerate(tokens):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise InputRejected(f"token {i} is {token!r}, which is no integer")
         if not 0 <= token < n_vocab:
             raise InputRejected(f"token {i} is {token}, the vocabulary has ids 0 to {n_vocab - 1}")
+        checked.append(operator.index(token))
+    if not checked:
+        raise InputRejected("an empty prompt: give at least one token")
+    return checked
 
 
 def plan_reuse(parts: Parts, tokens: Sequence[int], need_logits: bool) -> Reuse:

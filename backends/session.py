@@ -2,6 +2,7 @@
 
 One `Session` runs live and in simulation; what differs is the backend. Every call either does its work and records
 it, or refuses with a typed error, records the refusal and changes nothing, or fails for good (`SessionFatal`).
+A KeyboardInterrupt in the middle of a call closes the session; `cancel` stops it where its state is whole.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 from kvtape.backends import feeding, prefix, surgery
@@ -30,17 +30,17 @@ from kvtape.backends.errors import (
     UnsupportedOperation,
     UsageError,
 )
+from kvtape.backends.exclusive import Exclusive
 from kvtape.backends.explain import Explanation, explain
 from kvtape.backends.journal import Journal
-from kvtape.backends.parts import Parts
+from kvtape.backends.parts import Parts, session_row
 from kvtape.backends.prefix import Reuse
 from kvtape.backends.protocol import Backend, Choose, Clock, EventSink, Logits
 from kvtape.planner.blocks import BlockError, PromptSegment
 from kvtape.planner.events import Op, Placement, Way
 from kvtape.planner.plan import PlanError
 from kvtape.planner.ranges import RangeSet
-from kvtape.planner.rows import SessionRow
-from kvtape.planner.specs import PolicySpec
+from kvtape.planner.specs import PolicySpec, SpecError
 from kvtape.traces.errors import LogWriteFailed
 
 __all__ = ["DecodeResult", "PrefixStatus", "Session", "SuffixStatus"]
@@ -120,11 +120,12 @@ class Session:
             evict_by_recompute=evict_by == "recompute",
         )
         self._check_ways(policy)
+        self._exclusive = Exclusive()
         self._fatal: SessionFatal | None = None
         self._closed = False
         self._snapshots: dict[int, _Snapshot] = {}
         self._restore_cost: dict[str, int] | None = None
-        sink.open_session(_session_row(self._parts, run_id, session_id, content))
+        sink.open_session(session_row(self._parts, run_id, session_id, content=content))
         began = self._parts.now()
         self._parts.journal.emit(Op.OPEN, began, n_tokens=backend.n_ctx, reason=policy.canonical)
 
@@ -156,9 +157,8 @@ class Session:
         """
         with self._operation("ensure_prefix"):
             segments = prefix.as_segments(prompt)
-            tokens = [t for s in segments for t in s.tokens or ()]
+            tokens = prefix.check_tokens(self._parts, (t for s in segments for t in s.tokens or ()))
             stretches = prefix.stretches(segments, 0)
-            prefix.check_tokens(self._parts, tokens)
             reuse = prefix.plan_reuse(self._parts, tokens, need_logits)
             prefix.refuse_overflow(self._parts, reuse.keep, len(tokens) - reuse.keep, stretches)
             return self._run_prefix(tokens, stretches, reuse)
@@ -167,14 +167,14 @@ class Session:
         """Compute `tokens` behind the prefix; they are part of the tape, not of the prefix."""
         parts = self._parts
         with self._operation("prefill_suffix"):
-            prefix.check_tokens(self._parts, tokens)
+            tokens = prefix.check_tokens(parts, tokens)
             start = len(parts.tape)
             stretches = prefix.stretches([PromptSegment(kind=kind, tokens=tuple(tokens))], start)
             prefix.refuse_overflow(self._parts, start, len(tokens), stretches)
             parts.journal.emit(Op.PROMPT, parts.now(), start=start, n_tokens=len(tokens), reason="suffix")
             counters = {"suffix": len(tokens), "prompt_tokens": len(tokens)}
             with self._roll_back(start):
-                feeding.feed(self._parts, list(tokens), stretches, start, counters)
+                feeding.feed(self._parts, tokens, stretches, start, counters)
             return SuffixStatus(suffix=len(tokens))
 
     def decode(
@@ -207,8 +207,8 @@ class Session:
             return token
 
         with self._operation("decode"):
-            if n <= 0:
-                raise InputRejected(f"decode {n} tokens: ask for at least 1")
+            if not isinstance(n, int) or n <= 0:
+                raise InputRejected(f"decode {n!r} tokens: ask for a whole number of at least 1")
             if self._parts.logits is None:
                 raise InputRejected("nothing to decode from: prefill at least one token first")
             parts.journal.emit(Op.GENERATE, parts.now(), n_tokens=n, reason=_stop_rule(choose, stops))
@@ -229,10 +229,11 @@ class Session:
         The last resident token stays always: what is computed next goes on from it.
         """
         with self._operation("evict"):
-            wanted = RangeSet([(start, stop)]) if 0 <= start < stop else RangeSet()
+            whole = isinstance(start, int) and isinstance(stop, int)
+            wanted = RangeSet([(start, stop)]) if whole and 0 <= start < stop else RangeSet()
             resident = self._parts.state.resident
             if not wanted or not wanted.issubset(resident):
-                raise InputRejected(f"evict [{start}, {stop}): resident is {resident}")
+                raise InputRejected(f"evict [{start!r}, {stop!r}): resident is {resident}")
             if stop == resident.ranges[-1].stop:
                 raise InputRejected(f"evict [{start}, {stop}): token {stop - 1} is the last resident one and stays")
             way = surgery.choose_way(self._parts)
@@ -254,6 +255,8 @@ class Session:
     def set_policy(self, policy: PolicySpec) -> None:
         """Use another policy from now on; plans record which one ruled."""
         with self._operation("set_policy"):
+            if not isinstance(policy, PolicySpec):
+                raise UsageError(f"policy {policy!r}: give what parse_policy returns")
             policy.check_context(self._parts.n_ctx)
             self._check_ways(policy)
             if policy.block != self._parts.policy.block:
@@ -318,14 +321,12 @@ class Session:
         self._parts.backend.cancel()
 
     def close(self) -> None:
-        """End the session in the ordinary way; idempotent, and allowed after a fatal."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self._parts.journal.emit(Op.CLOSE, self._parts.now(), reason="fatal" if self._fatal else "asked")
-        finally:
-            self._release()
+        """End the session in the ordinary way; idempotent, and allowed after a fatal.
+
+        An operation that runs in another thread is cancelled first.
+        """
+        with self._exclusive.hold("close", urge=self.cancel):
+            self._end("fatal" if self._fatal else "asked")
 
     def __enter__(self) -> Self:
         return self
@@ -337,6 +338,11 @@ class Session:
 
     @contextmanager
     def _operation(self, name: str) -> Iterator[None]:
+        with self._exclusive.hold(name), self._guarded(name):
+            yield
+
+    @contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
         if self._fatal is not None:
             raise SessionFatal(self._fatal.fatal_class, self._fatal.cause_message)
         if self._closed:
@@ -345,7 +351,7 @@ class Session:
             yield
         except EngineFault as fault:
             raise self._go_fatal(fault.fatal_class, str(fault)) from fault
-        except (UsageError, Cancelled, BlockError, PlanError) as err:
+        except (UsageError, Cancelled, BlockError, PlanError, SpecError) as err:
             if not self._closed:
                 self._record_refusal(name, err)
             raise
@@ -355,6 +361,11 @@ class Session:
         except Exception as err:
             # Whatever it was, it left the engine and the fold in doubt of each other.
             raise self._go_fatal(_FATAL_OF.get(name, FatalClass.STREAM_NOT_REVERSIBLE), repr(err)) from err
+        except BaseException:
+            # Ctrl-C may strike between any two steps, also between an engine's work and its event.
+            with suppress(Exception):
+                self._end("interrupted")
+            raise
 
     def _go_fatal(self, fatal_class: FatalClass, message: str) -> SessionFatal:
         """Record the first cause, free the native context for good, and give the error to raise."""
@@ -365,6 +376,15 @@ class Session:
         finally:
             self._release()
         return self._fatal
+
+    def _end(self, reason: str) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._parts.journal.emit(Op.CLOSE, self._parts.now(), reason=reason)
+        finally:
+            self._release()
 
     def _abandon(self) -> None:
         """The log cannot be written any more: what the engine does could not be told, so the session ends here."""
@@ -403,14 +423,13 @@ class Session:
         evictions, logits = self._parts.evictions, self._parts.logits
         try:
             yield
-        except (Cancelled, ChoiceFailed, ContextOverflow) as err:
-            is_cancel = isinstance(err, Cancelled)
+        except (Cancelled, UsageError) as err:
             if self._parts.evictions != evictions:
-                if is_cancel:
+                if isinstance(err, Cancelled):
                     self._parts.logits = None
-                    self.close()
+                    self._end("asked")
             elif len(self._parts.tape) > tape_length:
-                surgery.truncate(self._parts, tape_length, _TAKEN_BACK[type(err)])
+                surgery.truncate(self._parts, tape_length, _TAKEN_BACK.get(type(err), "refused"))
                 self._parts.logits = logits
             raise
 
@@ -470,27 +489,3 @@ def _greedy(logits: Logits) -> int:
 
 def _stop_rule(choose: Choose | None, stops: frozenset[int]) -> str:
     return ("greedy" if choose is None else "given") + (":end_tokens" if stops else ":n")
-
-
-def _session_row(parts: Parts, run_id: str, session_id: str, content: bool) -> SessionRow:
-    backend = parts.backend
-    config = backend.config
-    return SessionRow(
-        run_id=run_id,
-        session_id=session_id,
-        backend=backend.name,
-        engine_version=backend.engine_version,
-        model_fingerprint=backend.facts.fingerprint,
-        model_name=Path(backend.facts.path).name,
-        policy=parts.policy.canonical,
-        n_ctx_asked=config.n_ctx,
-        n_ctx=backend.n_ctx,
-        chunk=config.chunk,
-        kv_type_k=config.kv_type_k,
-        kv_type_v=config.kv_type_v,
-        flash_attention=config.flash_attention,
-        threads=config.threads,
-        cold_budget_tokens=config.cold_budget_tokens,
-        capabilities=json.dumps(dataclasses.asdict(backend.capabilities), sort_keys=True),
-        content=content,
-    )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 from kvtape.backends.clock import ManualClock
@@ -12,10 +15,12 @@ from kvtape.backends.errors import (
     ChoiceFailed,
     ContextOverflow,
     InputRejected,
+    SessionBusy,
     SessionClosed,
     SessionFatal,
     UnknownBlock,
     UnsupportedOperation,
+    UsageError,
 )
 from kvtape.backends.session import Session
 from kvtape.planner.blocks import MissingRanges, PromptSegment
@@ -558,3 +563,109 @@ def test_a_log_that_cannot_be_written_frees_the_native_context(how: str) -> None
     assert ledger.closed
     with pytest.raises((SessionClosed, SessionFatal)):
         session.decode(1)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda s: s.ensure_prefix("abc"),
+        lambda s: s.ensure_prefix([1, 2, 9, None]),
+        lambda s: s.ensure_prefix([1, 2, 9, 1.0]),
+        lambda s: s.prefill_suffix([True]),
+        lambda s: s.decode(None),
+        lambda s: s.decode(1.5),
+        lambda s: s.evict(0.0, 1),
+        lambda s: s.evict("0", "1"),
+        lambda s: s.set_policy("none"),
+        lambda s: s.set_policy(parse_policy("stream:sink=4,recent=600")),
+    ],
+)
+def test_bad_arguments_are_refused_and_change_nothing(act) -> None:
+    """The type checker is not there at run time; nothing that a caller passes may poison the session."""
+    session, ledger, sink = make()
+    session.ensure_prefix([1, 2, 3, 4])
+    before, layout = list(ledger.operations), ledger.books()
+    with pytest.raises((UsageError, SpecError)):
+        act(session)
+    assert ops(sink)[-1] == "refuse"
+    assert (ledger.operations, ledger.books(), session.tape) == (before, layout, (1, 2, 3, 4))
+    session.decode(1)
+
+
+def test_a_prompt_may_be_an_array() -> None:
+    session, _, sink = make()
+    session.ensure_prefix(np.array([1, 2, 3]))  # type: ignore[arg-type]
+    session.prefill_suffix(np.array([4, 5], np.uint16))  # type: ignore[arg-type]
+    assert session.tape == (1, 2, 3, 4, 5)
+    assert {type(t) for tokens in sink.tokens.values() for t in tokens} == {int}
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda s: s.evict(1, 2),
+        lambda s: s.prefill_suffix([5]),
+        lambda s: s.decode(1),
+        lambda s: s.snapshot(),
+        lambda s: s.close(),
+    ],
+)
+def test_an_operation_from_inside_another_is_refused(act) -> None:
+    session, ledger, sink = make()
+    session.ensure_prefix([1, 2, 3, 4])
+    with pytest.raises(ChoiceFailed, match="SessionBusy"):
+        session.decode(3, choose=lambda logits: act(session) or 5)
+    assert session.tape == (1, 2, 3, 4)
+    assert fold(sink.events).layout == ledger.books()
+    session.decode(1)
+
+
+def test_a_second_thread_is_refused_and_closing_waits_for_the_first() -> None:
+    session, ledger, sink = make()
+    session.ensure_prefix([1, 2, 3])
+    running, go_on, cancelled = threading.Event(), threading.Event(), threading.Event()
+    ledger.cancel = lambda: (cancelled.set(), go_on.set())  # type: ignore[method-assign, assignment, return-value]
+
+    def choose(logits: object) -> int:
+        running.set()
+        assert go_on.wait(10)
+        return 5
+
+    with ThreadPoolExecutor(1) as pool:
+        decoding = pool.submit(session.decode, 2, choose=choose)
+        assert running.wait(10)
+        for act in (lambda: session.evict(0, 1), lambda: session.decode(1), session.snapshot):
+            with pytest.raises(SessionBusy, match="another thread"):
+                act()
+        assert ledger.closed == 0
+        session.close()
+        assert decoding.result(10).tokens == (5, 5)
+    assert cancelled.is_set()
+    assert ops(sink)[-2:] == ["decode", "close"]
+    assert ledger.closed == 1
+
+
+@pytest.mark.parametrize("after", range(1, 5))
+def test_ctrl_c_between_any_two_steps_closes_the_session(after: int) -> None:
+    """The engine has worked and the event is not written yet: going on would be another story than the log's."""
+
+    class Struck(ManualClock):
+        left = 1 << 30
+
+        def now_ns(self) -> int:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return super().now_ns()
+
+    ledger, sink, clock = LedgerBackend(), ListSink(), Struck()
+    session = Session(ledger, parse_policy("none"), sink, clock, run_id="r", session_id="s")
+    session.ensure_prefix([1, 2, 3, 4])
+    clock.left = after
+    with pytest.raises(KeyboardInterrupt):
+        session.ensure_prefix([1, 2, 5, 6])
+    assert ledger.closed == 1
+    with pytest.raises(SessionClosed):
+        session.decode(1)
+    assert (ops(sink)[-1], sink.events[-1].reason) == ("close", "interrupted")
+    assert fold(sink.events).closed

@@ -14,7 +14,7 @@ import pytest
 
 from kvtape.backends.clock import ManualClock
 from kvtape.backends.envelope import unwrap, wrap
-from kvtape.backends.errors import SessionFatal, StateRejected
+from kvtape.backends.errors import InputRejected, SessionFatal, StateRejected
 from kvtape.backends.protocol import Engine, SessionConfig
 from kvtape.backends.session import Session
 from kvtape.planner.blocks import PromptSegment
@@ -211,3 +211,18 @@ def test_damaged_snapshot_is_refused_and_changes_nothing(name: str) -> None:
         assert_one_account(session, sink)
         assert sink.events[-1].op is Op.REFUSE
         scripted_decode(session, 3, 4)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_token_that_the_engine_rejects_in_a_later_run_takes_the_whole_decode_back(name: str) -> None:
+    sink = ListSink()
+    session = open_session(name, "none", sink)
+    session.ensure_prefix(TOKENS[:10])
+    given = iter([7] * 40 + [session._parts.backend.facts.n_vocab])
+    with pytest.raises(InputRejected, match="vocabulary"):
+        session.decode(50, choose=lambda _: next(given))
+    assert session.tape == tuple(TOKENS[:10])
+    assert [str(e.op) for e in sink.events[-2:]] == ["truncate", "refuse"]
+    assert_one_account(session, sink)
+    session.decode(1)
+    session.close()
