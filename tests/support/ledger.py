@@ -13,7 +13,16 @@ import numpy as np
 
 from kvtape.backends.envelope import unwrap, wrap
 from kvtape.backends.errors import Cancelled, EngineFault, FatalClass, UnsupportedOperation
-from kvtape.backends.protocol import Choose, Computed, DecodeRun, Logits, ModelFacts, SessionConfig, Witness
+from kvtape.backends.protocol import (
+    AttentionMass,
+    Choose,
+    Computed,
+    DecodeRun,
+    Logits,
+    ModelFacts,
+    SessionConfig,
+    Witness,
+)
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.events import Event
 from kvtape.planner.layout import Layout, Segment, normalise
@@ -179,6 +188,12 @@ class LedgerBackend:
         self._enter("restore")
         _, payload = unwrap(snapshot, {"kind": "snapshot"})
         self.rows = [_Row(*row) for row in json.loads(payload)]
+
+    def score(self, tokens: Sequence[int], tape_start: int, layers: Sequence[int] | None = None) -> AttentionMass:
+        raise UnsupportedOperation("score", "a ledger computes no attention")
+
+    def take_mass(self) -> AttentionMass:
+        raise UnsupportedOperation("take_mass", "a ledger computes no attention")
 
     def books(self) -> Layout:
         return normalise(Segment(r.tape, 1, r.cache) for r in self.rows)
