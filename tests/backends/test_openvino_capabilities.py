@@ -225,7 +225,7 @@ def test_config_shows_the_effective_storage(
         ({"kv_type_k": "u4"}, "u4"),
         ({"kv_type_v": "q8_0"}, "q8_0"),
         ({"options": {"mirror": "maybe"}}, "on, off"),
-        ({"options": {"way": "native"}}, "allowed: kv, mirror"),
+        ({"options": {"way": "native"}}, "allowed: kv, mirror, scores"),
         ({"n_ctx": 0}, "n_ctx"),
         ({"chunk": 0}, "chunk"),
         ({"threads": 0}, "threads"),
