@@ -17,7 +17,9 @@ from kvtape.planner.events import Placement
 from kvtape.planner.plan import PlanError
 from kvtape.planner.residency import fold
 from kvtape.planner.specs import parse_policy
-from support.ledger import ALL_CAPABILITIES, LedgerBackend, ListSink
+from kvtape.testing.sink import ListSink
+from kvtape.testing.toy import TOY_CAPABILITIES
+from support.toys import toy_backend
 
 POLICIES = (
     "none",
@@ -42,8 +44,8 @@ class SessionMachine(RuleBasedStateMachine):
         recompute=st.booleans(),
     )
     def open(self, policy: str, cold: int, n_ctx: int, flags: dict[str, bool], recompute: bool) -> None:
-        caps = dataclasses.replace(ALL_CAPABILITIES, **flags)
-        self.backend = LedgerBackend(n_ctx, caps, cold, chunk=8, n_ctx_train=200)
+        caps = dataclasses.replace(TOY_CAPABILITIES, **flags)
+        self.backend = toy_backend(n_ctx, caps, cold, chunk=8, n_ctx_train=200)
         self.sink = ListSink()
         self.session = Session(
             self.backend,
