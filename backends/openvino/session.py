@@ -129,6 +129,8 @@ class OpenVinoBackend:
 
     def truncate(self, tape_stop: int) -> None:
         self._enter("remove_tail", "truncate")
+        if tape_stop < 0:
+            raise InputRejected(f"cannot truncate at {tape_stop}")
         keep = np.flatnonzero(self._state.rows.tape < tape_stop)
         if len(keep) < len(self._state.rows):
             self._state.adopt(self._state.rows.take(keep))
