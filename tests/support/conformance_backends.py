@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from kvtape.backends.protocol import Backend, SessionConfig
+from kvtape.testing.toy import open_toy as toy_again
 from support import llama_tiny, openvino_tiny
 
-__all__ = ["llama", "openvino", "openvino_without_mirror"]
+__all__ = ["llama", "openvino", "openvino_without_mirror", "toy_again"]
 
 
 def llama(config: SessionConfig) -> Backend:
@@ -18,7 +21,5 @@ def openvino(config: SessionConfig) -> Backend:
 
 def openvino_without_mirror(config: SessionConfig) -> Backend:
     """Rows cannot be removed here: every eviction is a recompute."""
-    import dataclasses
-
     options = {**config.options, "mirror": "off"}
     return openvino_tiny.tiny_engine("llama").open(dataclasses.replace(config, options=options))
