@@ -51,7 +51,7 @@ def truncate(parts: Parts, tape_stop: int, reason: str) -> int:
     way, calls, computed = None, None, None
     if before == kept.n_tokens:
         pass
-    elif can.remove_middle or (can.remove_tail and in_order):
+    elif can.remove_tail and (in_order or can.remove_middle):
         parts.backend.truncate(tape_stop)
     else:
         result = parts.backend.rebuild(kept, parts.tokens_of(kept))
