@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -53,14 +53,14 @@ class Plan:
     overshoot_tokens: int
     starved: int
     diagnostics: tuple[str, ...]
-    keep_starts: Ints
-    keep_stops: Ints
-    evict_ids: Ints
-    evict_starts: Ints
-    evict_stops: Ints
-    _whole: tuple[tuple[Block, ...], Bools]
+    keep_starts: Ints = field(repr=False)
+    keep_stops: Ints = field(repr=False)
+    evict_ids: Ints = field(repr=False)
+    evict_starts: Ints = field(repr=False)
+    evict_stops: Ints = field(repr=False)
+    _whole: tuple[tuple[Block, ...], Bools] = field(repr=False)
     """Every block, and which of them stay whole."""
-    _parts: tuple[Block, ...]
+    _parts: tuple[Block, ...] = field(repr=False)
     """What stays of blocks that were split."""
 
     @cached_property
