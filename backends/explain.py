@@ -49,7 +49,7 @@ def explain(parts: Parts, fatal_message: str | None, closed: bool, last_restore:
         policy=parts.policy.canonical,
         n_ctx=parts.n_ctx,
         capabilities=dataclasses.asdict(parts.backend.capabilities),
-        ways=tuple(str(w) for w in parts.policy.ways(parts.backend.capabilities, parts.allow_recompute)),
+        ways=tuple(str(w) for w in parts.ways),
         prefix_length=state.prefix_length,
         tape_length=state.tape_length,
         generation=state.generation,

@@ -10,6 +10,7 @@ from kvtape.backends.cold_store import ColdStore
 from kvtape.backends.journal import Journal
 from kvtape.backends.protocol import Backend, Logits
 from kvtape.planner.blocks import Block
+from kvtape.planner.events import Way
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency import ResidencyState
 from kvtape.planner.rows import BlockRow, PlanRow
@@ -47,6 +48,12 @@ class Parts:
     def free_rows(self) -> int:
         """Rows that fit before the effective context is full."""
         return self.n_ctx - self.state.resident_tokens
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """The ways that may carry out an evict here, the cheapest first."""
+        ways = self.policy.ways(self.backend.capabilities, self.allow_recompute)
+        return tuple(w for w in ways if w is Way.RECOMPUTE) if self.evict_by_recompute else ways
 
     def now(self) -> int:
         return self.journal.clock.now_ns()

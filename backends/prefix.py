@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvtape.backends.catalog import SegmentKind, Stretch
 from kvtape.backends.errors import ContextOverflow, InputRejected
 from kvtape.backends.parts import Parts
-from kvtape.planner.blocks import CacheClass, PromptSegment
+from kvtape.planner.blocks import CacheClass, PromptSegment, segments_to_blocks
 from kvtape.planner.ranges import RangeSet
 
 __all__ = [
@@ -42,16 +42,25 @@ class Reuse:
 
 
 def as_segments(prompt: Sequence[int] | Sequence[PromptSegment]) -> list[PromptSegment]:
-    """Plain tokens are one user segment. Raises InputRejected for segments that were not tokenised."""
+    """The segments to compute, one after another; plain tokens are one user segment.
+
+    One that was not tokenised is left out, or raises MissingRanges when it has to be there. Raises InputRejected for
+    bounds that are not where the segment's tokens come to lie, and for bounds without tokens.
+    """
     segments = [p for p in prompt if isinstance(p, PromptSegment)]
     if not segments:
         return [PromptSegment(kind="user", tokens=tuple(prompt))]  # type: ignore[arg-type]
     if len(segments) != len(prompt):
         raise InputRejected("a prompt is tokens or segments, not both")
-    missing = [s.kind for s in segments if s.tokens is None]
-    if missing:
-        raise InputRejected(f"segments without tokens: {', '.join(missing)}; tokenise them first")
-    return segments
+    segments_to_blocks(segments)
+    at, there = 0, []
+    for i, s in enumerate(segments):
+        if s.bounds is not None and (s.tokens is None or s.bounds.start != at):
+            raise InputRejected(f"segment {i} ({s.kind}) has bounds {s.bounds}; give its tokens, which begin at {at}")
+        if s.tokens is not None:
+            there.append(s)
+        at += len(s.tokens or ())
+    return there
 
 
 def stretches(segments: Sequence[PromptSegment], at: int) -> list[Stretch]:
@@ -113,7 +122,10 @@ def refuse_overflow(parts: Parts, reused_to: int, incoming: int, laid: Sequence[
         if resident + holes + incoming > parts.n_ctx:
             raise ContextOverflow(resident + holes + incoming, parts.n_ctx, "policy none never evicts")
         return
-    pinned = sum(s.stop - s.start for s in laid if s.kind.cache_class is CacheClass.TASK_PINNED)
+    kept = (b for b in parts.catalog.inside(0, reused_to) if b.protected and b.start in parts.state.resident)
+    fresh = (s for s in laid if s.kind.cache_class is CacheClass.TASK_PINNED)
+    pinned = sum(min(b.stop, reused_to) - b.start for b in kept)
+    pinned += sum(max(0, s.stop - max(s.start, reused_to)) for s in fresh)
     least = pinned + parts.policy.recent + 1
     if least > parts.n_ctx:
         raise ContextOverflow(least, parts.n_ctx, f"{pinned} pinned tokens and the recent span are never evicted")

@@ -34,6 +34,9 @@ def make_room(parts: Parts, incoming: int) -> int:
         # A piece larger than what the policy may keep would ask for a budget of nothing.
         incoming = min(incoming, max(1, limit // 2)) if parts.policy.budget is not None else incoming
         _plan_and_evict(parts, incoming, limit, "n_ctx" if limit == parts.n_ctx else "budget")
+    elif over > 0:
+        # No plan yet, so the piece ends where one is due.
+        incoming = min(incoming, rows_before_plan(parts))
     if parts.free_rows <= 0:
         why = "the protected part alone fills it" if parts.policy.evicts else f"policy {parts.policy.name} never evicts"
         raise ContextOverflow(parts.state.resident_tokens + 1, parts.n_ctx, why)

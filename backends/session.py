@@ -34,7 +34,7 @@ from kvtape.backends.journal import Journal
 from kvtape.backends.parts import Parts
 from kvtape.backends.prefix import Reuse
 from kvtape.backends.protocol import Backend, Choose, Clock, EventSink, Logits
-from kvtape.planner.blocks import PromptSegment
+from kvtape.planner.blocks import BlockError, PromptSegment
 from kvtape.planner.events import Op, Placement, Way
 from kvtape.planner.plan import PlanError
 from kvtape.planner.ranges import RangeSet
@@ -86,8 +86,8 @@ _FATAL_OF = {
 class Session:
     """One conversation on one backend.
 
-    `allow_recompute` defaults to whether a cold store is configured (semantics §2). `evict_by="recompute"` carries
-    evicts out by rebuilding from the survivors where the backend could do surgery.
+    `allow_recompute` defaults to whether a cold store is configured, and to true with `evict_by="recompute"`, which
+    carries evicts out by rebuilding from the survivors where the backend could do surgery.
     """
 
     def __init__(
@@ -113,10 +113,10 @@ class Session:
             catalog=BlockCatalog(policy.block),
             policy=policy,
             cold=ColdStore(budget) if budget > 0 else None,
-            allow_recompute=budget > 0 if allow_recompute is None else allow_recompute,
+            allow_recompute=budget > 0 or evict_by == "recompute" if allow_recompute is None else allow_recompute,
             evict_by_recompute=evict_by == "recompute",
         )
-        self._check_positions(policy)
+        self._check_ways(policy)
         self._fatal: SessionFatal | None = None
         self._closed = False
         self._snapshots: dict[int, _Snapshot] = {}
@@ -216,11 +216,17 @@ class Session:
             return DecodeResult(tuple(produced), ended)
 
     def evict(self, start: int, stop: int, *, reason: str = "asked") -> None:
-        """Evict the resident tokens of `[start, stop)`, whatever the policy thinks of them."""
+        """Evict the resident tokens of `[start, stop)`, whatever the policy thinks of them.
+
+        The last resident token stays always: what is computed next goes on from it.
+        """
         with self._operation("evict"):
             wanted = RangeSet([(start, stop)]) if 0 <= start < stop else RangeSet()
-            if not wanted or not wanted.issubset(self._parts.state.resident):
-                raise InputRejected(f"evict [{start}, {stop}): resident is {self._parts.state.resident}")
+            resident = self._parts.state.resident
+            if not wanted or not wanted.issubset(resident):
+                raise InputRejected(f"evict [{start}, {stop}): resident is {resident}")
+            if stop == resident.ranges[-1].stop:
+                raise InputRejected(f"evict [{start}, {stop}): token {stop - 1} is the last resident one and stays")
             way = surgery.choose_way(self._parts)
             if way is None:
                 why = self._parts.backend.refusal("remove_middle") or "no way to carry it out"
@@ -241,7 +247,7 @@ class Session:
         """Use another policy from now on; plans record which one ruled."""
         with self._operation("set_policy"):
             policy.check_context(self._parts.n_ctx)
-            self._check_positions(policy)
+            self._check_ways(policy)
             if policy.block != self._parts.policy.block:
                 raise UsageError(f"block={policy.block}: this session cuts blocks of {self._parts.policy.block}")
             self._parts.policy = policy
@@ -279,11 +285,14 @@ class Session:
             parts.catalog.restore_blocks(saved.catalog)
             self._parts.logits = None
             elapsed = parts.now() - began
+            # What the engine has back; what of it can be reused is the event's resident_tokens, from the fold.
+            restored = sum(s.length for s in parts.backend.books())
             self._restore_cost = {"elapsed_ns": elapsed, "bytes": len(saved.blob)}
             parts.journal.emit(
                 Op.RESTORE,
                 began,
                 snapshot_id=snapshot_id,
+                n_tokens=restored,
                 way=Way.IMPORT,
                 elapsed_ns=elapsed,
                 kv_bytes=parts.resident_bytes(),
@@ -305,8 +314,10 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        self._parts.journal.emit(Op.CLOSE, self._parts.now(), reason="fatal" if self._fatal else "asked")
-        self._release()
+        try:
+            self._parts.journal.emit(Op.CLOSE, self._parts.now(), reason="fatal" if self._fatal else "asked")
+        finally:
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -326,14 +337,12 @@ class Session:
             yield
         except EngineFault as fault:
             raise self._go_fatal(fault.fatal_class, str(fault)) from fault
-        except (UsageError, Cancelled, PlanError) as err:
+        except (UsageError, Cancelled, BlockError, PlanError) as err:
             if not self._closed:
                 self._record_refusal(name, err)
             raise
         except LogWriteFailed:
-            # What the engine did can no longer be told: the session ends here, its log stays as acknowledged.
-            self._closed = True
-            self._release()
+            self._abandon()
             raise
         except Exception as err:
             # Whatever it was, it left the engine and the fold in doubt of each other.
@@ -343,9 +352,16 @@ class Session:
         """Record the first cause, free the native context for good, and give the error to raise."""
         self._fatal = SessionFatal(fatal_class, message)
         self._parts.logits = None
-        self._parts.journal.emit(Op.FATAL, self._parts.now(), error_class=str(fatal_class), reason=message)
-        self._release()
+        try:
+            self._parts.journal.emit(Op.FATAL, self._parts.now(), error_class=str(fatal_class), reason=message)
+        finally:
+            self._release()
         return self._fatal
+
+    def _abandon(self) -> None:
+        """The log cannot be written any more: what the engine does could not be told, so the session ends here."""
+        self._closed = True
+        self._release()
 
     def _release(self) -> None:
         """Free the native context, the cold store and the snapshots."""
@@ -358,26 +374,35 @@ class Session:
         detail = None
         if isinstance(err, ContextOverflow):
             detail = json.dumps({"available": err.available, "needed": err.needed})
-        self._parts.journal.emit(
-            Op.REFUSE,
-            self._parts.now(),
-            error_class=type(err).__name__,
-            reason=f"{operation}: {err}",
-            detail=detail,
-        )
+        try:
+            self._parts.journal.emit(
+                Op.REFUSE,
+                self._parts.now(),
+                error_class=type(err).__name__,
+                reason=f"{operation}: {err}",
+                detail=detail,
+            )
+        except LogWriteFailed:
+            self._abandon()
+            raise
 
     @contextmanager
     def _roll_back(self, tape_length: int) -> Iterator[None]:
-        """On Cancelled, take back what the operation had computed; once it has evicted, that is not possible."""
+        """Take back what a cancelled or overflowing operation had computed, unless it has evicted meanwhile.
+
+        Then a cancelled one closes the session; after an overflow it goes on with the tokens that went in.
+        """
         evictions = self._parts.evictions
         try:
             yield
-        except Cancelled:
+        except (Cancelled, ContextOverflow) as err:
+            is_cancel = isinstance(err, Cancelled)
             if self._parts.evictions != evictions:
-                self._parts.logits = None
-                self.close()
+                if is_cancel:
+                    self._parts.logits = None
+                    self.close()
             elif len(self._parts.tape) > tape_length:
-                surgery.truncate(self._parts, tape_length, "cancelled")
+                surgery.truncate(self._parts, tape_length, "cancelled" if is_cancel else "overflow")
                 self._parts.logits = None
             raise
 
@@ -413,15 +438,18 @@ class Session:
 
     # -- checks --------------------------------------------------------------------------------------------------
 
-    def _check_positions(self, policy: PolicySpec) -> None:
-        backend = self._parts.backend
-        if (
-            policy.evicts
-            and policy.positions == "rebased"
-            and not policy.ways(backend.capabilities, self._parts.allow_recompute)
-        ):
+    def _check_ways(self, policy: PolicySpec) -> None:
+        """What was asked for by name must be there; a policy that leaves the way open may find none and say so."""
+        parts, backend = self._parts, self._parts.backend
+        ways = policy.ways(backend.capabilities, parts.allow_recompute)
+        if not policy.evicts:
+            return
+        if policy.positions == "rebased" and not ways:
             why = backend.refusal("position_shift") or backend.refusal("remove_middle") or "no way to carry it out"
             raise UnsupportedOperation(f"positions=rebased on {backend.name}", why)
+        if parts.evict_by_recompute and Way.RECOMPUTE not in ways:
+            why = backend.refusal("recompute_range") or "allow_recompute is off"
+            raise UnsupportedOperation(f"evicting by recompute on {backend.name}", why)
 
     def _require(self, capability: str, operation: str) -> None:
         if not getattr(self._parts.backend.capabilities, capability):

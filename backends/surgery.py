@@ -34,26 +34,19 @@ class _Exported:
 
 def choose_way(parts: Parts) -> Way | None:
     """How an evict would be carried out here, the cheapest way first; None when there is no way."""
-    ways = parts.policy.ways(parts.backend.capabilities, parts.allow_recompute)
-    allowed = [w for w in ways if w is Way.RECOMPUTE] if parts.evict_by_recompute else list(ways)
-    return allowed[0] if allowed else None
+    return next(iter(parts.ways), None)
 
 
 def truncate(parts: Parts, tape_stop: int, reason: str) -> int:
-    """Cut the tape at `tape_stop`. Returns how many resident tokens were given up."""
+    """Cut the tape at `tape_stop`, by a rebuild where the rows cannot be taken out.
+
+    Returns how many resident tokens were given up.
+    """
     began = parts.now()
     before = parts.state.resident_tokens
     kept = parts.state.resident - RangeSet([(tape_stop, max(tape_stop, parts.state.tape_length))])
-    can = parts.backend.capabilities
-    in_order = all(
-        a.tape_start < b.tape_start for a, b in zip(parts.state.layout, parts.state.layout[1:], strict=False)
-    )
     way, calls, computed = None, None, None
-    if before == kept.n_tokens:
-        pass
-    elif can.remove_tail and (in_order or can.remove_middle):
-        parts.backend.truncate(tape_stop)
-    else:
+    if before != kept.n_tokens and not _cut_rows(parts, tape_stop):
         result = parts.backend.rebuild(kept, parts.tokens_of(kept))
         way, calls, computed = Way.RECOMPUTE, result.calls, result.tokens
     removed = len(parts.tape) - tape_stop
@@ -76,6 +69,22 @@ def truncate(parts: Parts, tape_stop: int, reason: str) -> int:
     )
     _sync_cold(parts)
     return before - kept.n_tokens
+
+
+def _cut_rows(parts: Parts, tape_stop: int) -> bool:
+    """Take the rows at or past `tape_stop` out of the cache; False, and nothing changed, where that is not possible."""
+    layout, can = parts.state.layout, parts.backend.capabilities
+    kept_end = lay.next_cache_position(lay.cut(layout, tape_stop))
+    firsts = [s.cache_start + max(0, tape_stop - s.tape_start) for s in layout if s.tape_stop > tape_stop]
+    needs_tail, needs_middle = max(firsts) >= kept_end, min(firsts) < kept_end
+    if (needs_tail and not can.remove_tail) or (needs_middle and not can.remove_middle):
+        return False
+    try:
+        parts.backend.truncate(tape_stop)
+    except UnsupportedOperation:
+        # A windowed cache knows only now that it has overwritten rows that would be seen again.
+        return False
+    return True
 
 
 def evict(parts: Parts, ranges: Iterable[tuple[int, int]], way: Way, reason: str) -> None:
@@ -252,8 +261,10 @@ def admit(parts: Parts, block_id: int, placement: Placement, reason: str) -> Non
     _require_room(parts, n)
     if placement is Placement.APPEND:
         at = parts.state.next_cache_position
+        _require_positions(parts, at + n)
     else:
-        at = _open_place(parts, lay.find_place(parts.state.layout, block.start, block.stop, block.cache_start), reason)
+        place = lay.find_place(parts.state.layout, block.start, block.stop, block.cache_start)
+        at = _open_place(parts, place, n, reason)
     parts.backend.admit(entry.blob, block.start, at)
     parts.journal.emit(
         Op.ADMIT,
@@ -280,7 +291,7 @@ def refill(parts: Parts, start: int, stop: int, reason: str) -> None:
     _require_room(parts, stop - start)
     if not parts.backend.capabilities.recompute_range:
         raise UnsupportedOperation("refill", parts.backend.refusal("recompute_range") or "no recompute_range")
-    at = _open_place(parts, lay.find_place(parts.state.layout, start, stop), reason)
+    at = _open_place(parts, lay.find_place(parts.state.layout, start, stop), stop - start, reason)
     tokens = parts.tape[start:stop]
     result = parts.backend.refill(tokens, start, at)
     parts.catalog.split([(start, stop)])
@@ -308,8 +319,15 @@ def _require_room(parts: Parts, n_tokens: int) -> None:
         raise ContextOverflow(parts.state.resident_tokens + n_tokens, parts.n_ctx, "evict something first")
 
 
-def _open_place(parts: Parts, place: Place, reason: str) -> int:
-    """The cache position of a place, after making room there."""
+def _require_positions(parts: Parts, cache_stop: int) -> None:
+    """The engine computes past the trained context, the model was not made for it."""
+    if cache_stop > parts.backend.facts.n_ctx_train:
+        raise ContextOverflow(cache_stop, parts.backend.facts.n_ctx_train, "compact first: positions have run on")
+
+
+def _open_place(parts: Parts, place: Place, n_tokens: int, reason: str) -> int:
+    """The cache position of a place for `n_tokens`, after making room there."""
+    _require_positions(parts, max(place.cache_start + n_tokens, parts.state.next_cache_position + place.delta))
     if place.delta:
         if not parts.backend.capabilities.position_shift:
             why = parts.backend.refusal("position_shift") or "no position_shift"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "LogPath", "ModelPath", "SessionId"]
+__all__ = ["AnyModelPath", "AsJson", "LogPath", "ModelPath", "SessionId"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys instead of tables.")]
 LogPath = Annotated[Path, typer.Argument(metavar="LOG", help="A log file.", show_default=False)]
@@ -15,4 +15,5 @@ ModelPath = Annotated[
     Path | None,
     typer.Option("--model", metavar="M.gguf", help="The model; default: the demo model when it is the log's."),
 ]
+AnyModelPath = Annotated[Path | None, typer.Option("--model", metavar="M.gguf", help="Default: the demo model.")]
 SessionId = Annotated[str | None, typer.Option("--session", metavar="S", help="Only this session.", show_default=False)]

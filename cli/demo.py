@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AsJson
+from kvtape.cli.args import AnyModelPath, AsJson
 
 if TYPE_CHECKING:
     from kvtape.backends.protocol import Engine
@@ -41,7 +41,7 @@ QUESTIONS: dict[str, str] = {
 
 def demo(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everything is written.")] = Path("demo-out"),
-    model: Annotated[Path | None, typer.Option("--model", metavar="M.gguf", help="Default: the demo model.")] = None,
+    model: AnyModelPath = None,
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")] = 2,
     as_json: AsJson = False,
 ) -> int:

@@ -83,9 +83,9 @@ def _first_event(session_id: str, a: list[Event], b: list[Event]) -> dict[str, A
     from kvtape.planner.events import EVENT_FIELDS
 
     names = [f.name for f in EVENT_FIELDS if f.logical]
-    for seq in range(max(len(a), len(b))):
-        left = _logical(a[seq], names) if seq < len(a) else None
-        right = _logical(b[seq], names) if seq < len(b) else None
+    for i in range(max(len(a), len(b))):
+        left = _logical(a[i], names) if i < len(a) else None
+        right = _logical(b[i], names) if i < len(b) else None
         if left == right:
             continue
         fields: list[list[Any]] = []
@@ -93,7 +93,8 @@ def _first_event(session_id: str, a: list[Event], b: list[Event]) -> dict[str, A
             fields.append(["op", None if left is None else left["op"], None if right is None else right["op"]])
         else:
             fields = [[n, left[n], right[n]] for n in names if left[n] != right[n]]
-        before = [[e.seq, str(e.op), e.start, e.stop, e.resident_tokens] for e in a[max(0, seq - CONTEXT_EVENTS) : seq]]
+        before = [[e.seq, str(e.op), e.start, e.stop, e.resident_tokens] for e in a[max(0, i - CONTEXT_EVENTS) : i]]
+        seq = min(events[i].seq for events in (a, b) if i < len(events))  # not `i`: a lost event stands for several
         return {"session": session_id, "seq": seq, "a": left, "b": right, "fields": fields, "context": before}
     return None
 

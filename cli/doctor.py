@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvtape.cli.args import AsJson, ModelPath
+from kvtape.cli.args import AnyModelPath, AsJson
 
 if TYPE_CHECKING:
     from kvtape.cli.output import Section
@@ -18,7 +18,7 @@ ENGINES = {"llama": ("llama_cpp", "llama-cpp-python"), "openvino": ("openvino", 
 _PROBE_SECONDS = 120
 
 
-def doctor(model: ModelPath = None, as_json: AsJson = False) -> int:
+def doctor(model: AnyModelPath = None, as_json: AsJson = False) -> int:
     """Say what works on this machine, and why not.
 
     Every engine runs a few tokens of the demo model (or --model) in a process of its own. Exits 3 when an installed

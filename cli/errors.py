@@ -38,8 +38,8 @@ _EXTRAS = {
 
 def describe(error: BaseException) -> tuple[int, str]:
     """Exit code and the line to print, without the `kvtape: ` before it."""
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED, str(error) or "interrupted"
+    if isinstance(error, KeyboardInterrupt) or _is_duckdb_interrupt(error):
+        return INTERRUPTED, "interrupted"
     code = _known_code(error)
     if code is not None:
         return code, _one_line(error)
@@ -56,6 +56,11 @@ def missing_extra(module: str) -> str:
     """The remedy for a package that an optional extra brings."""
     top = module.split(".")[0]
     return f"{top} is not installed; install it with: pip install 'kvtape[{_EXTRAS[top]}]'"
+
+
+def _is_duckdb_interrupt(error: BaseException) -> bool:
+    """A Ctrl-C while DuckDB runs a query comes out of it in this shape, not as KeyboardInterrupt."""
+    return type(error) is RuntimeError and str(error) == "Query interrupted"
 
 
 def _known_code(error: BaseException) -> int | None:

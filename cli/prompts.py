@@ -121,8 +121,10 @@ def _decode(path: str) -> str:
         data = sys.stdin.buffer.read()
     else:
         file = Path(path)
-        if not file.is_file():
+        if not file.exists():
             raise UsageError(f"{path}: no such file; give a text file, or - for stdin")
+        if file.is_dir():
+            raise UsageError(f"{path}: a folder; give a text file, or - for stdin")
         data = file.read_bytes()
     try:
         return data.decode("utf-8")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AsJson
+from kvtape.cli.args import AnyModelPath, AsJson
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,11 +23,14 @@ SESSION_ID = "main"
 
 def record(
     log: Annotated[Path, typer.Option("--log", metavar="L", help="The log to write; must not exist yet.")],
-    model: Annotated[Path | None, typer.Option("--model", metavar="M.gguf", help="Default: the demo model.")] = None,
+    model: AnyModelPath = None,
     backend: Annotated[
         str, typer.Option("--backend", metavar="SPEC", help="llama or openvino[:key=value,...].")
     ] = "llama",
-    policy: Annotated[str, typer.Option("--policy", metavar="SPEC", help="What to keep.")] = "stream:sink=4,recent=508",
+    policy: Annotated[
+        str,
+        typer.Option("--policy", metavar="SPEC", help="What to keep: none, stream:sink=N,recent=N, class:budget=N."),
+    ] = "stream:sink=4,recent=508",
     n_ctx: Annotated[int, typer.Option("--n-ctx", metavar="N", min=2, help="Context, tokens.")] = 1024,
     text: Annotated[str | None, typer.Option("--text", metavar="F", help="A text file; - for stdin.")] = None,
     chat: Annotated[
@@ -124,18 +127,25 @@ def _run(
     }
     run = live_run(asked, engine, clock)
     said: list[int] = []
-    interrupted = False
-    with progress("recording") as shown, recording(log, run, clock) as recorder:
-        sink = WatchedSink(recorder, shown, script.n_tokens)
-        with Session(
-            kv, policy, sink, clock, run_id=run.run_id, session_id=SESSION_ID, content=content, evict_by=way
-        ) as session:
-            try:
-                with interruptible(session):
-                    said = script.play(session)
-            except (Cancelled, KeyboardInterrupt):
-                interrupted = True
-    _report(log, engine.detokenize(said), as_json=as_json)
+    begun = interrupted = False
+    try:
+        with progress("recording") as shown, recording(log, run, clock) as recorder:
+            sink = WatchedSink(recorder, shown, script.n_tokens)
+            with Session(
+                kv, policy, sink, clock, run_id=run.run_id, session_id=SESSION_ID, content=content, evict_by=way
+            ) as session:
+                begun = True
+                try:
+                    with interruptible(session):
+                        said = script.play(session)
+                except (Cancelled, KeyboardInterrupt):
+                    interrupted = True
+    except KeyboardInterrupt:  # while the log was made or sealed
+        if not log.exists():
+            raise
+        interrupted = True
+    if begun:
+        _report(log, engine.detokenize(said), as_json=as_json)
     if interrupted:
         note(f"kvtape: interrupted; {log} holds all that happened until then, and is sealed")
         return INTERRUPTED

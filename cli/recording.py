@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from kvtape.backends.errors import UsageError
 from kvtape.cli.output import canonical_json, kvtape_version
@@ -49,18 +49,23 @@ def require_new(log: Path) -> None:
 
 @contextmanager
 def recording(log: Path, run: RunRow, clock: Clock) -> Iterator[Recorder]:
-    """A recorder on a new log, sealed at the end, also when the block raises: what was recorded stays readable."""
+    """A recorder on a new log, sealed at the end, also when the block raises: what was recorded stays readable.
+
+    Ctrl-C waits while the log is made and while it is sealed.
+    """
     from kvtape.traces.errors import LogWriteFailed
     from kvtape.traces.recorder import Recorder
 
-    recorder = Recorder(log, run, clock=clock)
-    try:
-        yield recorder
-    except BaseException:
-        with suppress(LogWriteFailed):  # the first error is the one to see
-            recorder.seal()
-        raise
-    recorder.seal()
+    with _HeldInterrupts() as interrupts:
+        recorder = Recorder(log, run, clock=clock)
+        try:
+            with interrupts.let_through():
+                yield recorder
+        except BaseException:
+            with suppress(LogWriteFailed):  # the first error is the one to see
+                recorder.seal()
+            raise
+        recorder.seal()
 
 
 @contextmanager
@@ -76,3 +81,36 @@ def interruptible(session: Session) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+class _HeldInterrupts:
+    """While this context is open a Ctrl-C is kept, and raised as KeyboardInterrupt at its end."""
+
+    def __init__(self) -> None:
+        self._came = False
+        self._holding = True
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._take)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+        if kind is None and self._came:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def let_through(self) -> Iterator[None]:
+        """In this block a Ctrl-C, also one that came before it, interrupts at once."""
+        self._holding = False
+        try:
+            if self._came:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._holding = True
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+        if not self._holding:
+            raise KeyboardInterrupt

@@ -16,22 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["show"]
 
-_COUNTERS = (
-    "reused",
-    "forgotten",
-    "prefilled",
-    "dropped",
-    "suffix",
-    "prompt_tokens",
-    "completion_tokens",
-    "physical_prefill_calls",
-    "physical_prefill_tokens",
-    "deferred_prefill_calls",
-    "deferred_prefill_tokens",
-    "decode_calls",
-    "recomputed_tokens",
-)
-
 
 def show(
     log: LogPath,
@@ -62,16 +46,31 @@ def show(
         sections: list[Section] = []
         for row in rows:
             events = tape.events(run_id, row.session_id)
-            if at is not None and at >= len(events):
-                raise UsageError(f"session {row.session_id} has events 0 to {len(events) - 1}; no event {at}")
-            last = len(events) - 1 if at is None else at
+            last = _moment(row.session_id, events, at)
             state = tape.state_at(run_id, row.session_id, last)
             plans = [plan for seq, plan in sorted(tape.plans(run_id, row.session_id).items()) if seq <= last]
-            facts = _facts(row, events[: last + 1], state, plans[-1] if plans else None)
+            facts = _facts(row, [e for e in events if e.seq <= last], state, plans[-1] if plans else None)
             shown.append(facts)
             sections.append(_section(row, state, facts))
         digest = tape.logical_digest(run_id)
         emit("show", {"sessions": shown}, sections, as_json=as_json, digest=digest, digest_kind="logical")
+
+
+def _moment(session_id: str, events: list[Event], at: int | None) -> int:
+    """The event to show: `at`, else the last; no further than where events were lost, since the fold ends there."""
+    from kvtape.backends.errors import UsageError
+    from kvtape.cli.output import note
+
+    last = events[-1].seq
+    if at is not None and at > last:
+        raise UsageError(f"session {session_id} has events 0 to {last}; no event {at}")
+    lost = next((e.seq for e in events if e.op == "lost"), None)
+    if lost is None or (at is not None and at <= lost):
+        return last if at is None else at
+    if at is not None:
+        raise UsageError(f"session {session_id} lost events from {lost} on, so nothing is known after it; --at {lost}")
+    note(f"kvtape: session {session_id} lost events from {lost} on: shown is what was known then")
+    return lost
 
 
 def _facts(row: SessionRow, events: list[Event], state: ResidencyState, plan: PlanRow | None) -> dict[str, Any]:
@@ -103,7 +102,9 @@ def _facts(row: SessionRow, events: list[Event], state: ResidencyState, plan: Pl
 
 def _counters(events: list[Event]) -> dict[str, int]:
     """Sums over the session; every turn counter stands on one event of its turn."""
-    return {name: sum(getattr(event, name) or 0 for event in events) for name in _COUNTERS}
+    from kvtape.backends.journal import COUNTERS
+
+    return {name: sum(getattr(event, name) or 0 for event in events) for name in COUNTERS}
 
 
 def _plan(plan: PlanRow) -> dict[str, Any]:

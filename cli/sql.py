@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -24,12 +25,16 @@ def sql(
     """
     import sys
 
+    from kvtape.backends.errors import UsageError
     from kvtape.cli.logs import opened
     from kvtape.cli.output import Section, emit
 
     text = sys.stdin.read() if query == "-" else query
     with opened(log) as tape:
         columns, rows = tape.sql(text)
+        twice = sorted({name for name in columns if columns.count(name) > 1})
+        if as_json and twice:
+            raise UsageError(f"--json names values by their columns, and {', '.join(twice)} is there twice; use AS")
         body = {"columns": list(columns), "rows": [_record(columns, row) for row in rows]}
         section = Section(None, tuple(columns), rows)
         emit("sql", body, [section], as_json=as_json, digest=tape.chain_digest, digest_kind="chain")
@@ -40,7 +45,12 @@ def _record(columns: list[str], row: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def jsonable(value: Any) -> Any:
-    """The JSON form of a DuckDB value: bytes as hex, times and the rest as text, numbers exact."""
+    """The JSON form of a DuckDB value: bytes as hex, times and the rest as text, numbers exact.
+
+    JSON has no infinity and no NaN: they are the text `inf`, `-inf` or `nan`.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if isinstance(value, bool | int | float | str) or value is None:
         return value
     if isinstance(value, bytes):

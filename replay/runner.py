@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvtape.backends.errors import KvtapeError, UnsupportedOperation
@@ -29,8 +30,9 @@ Progress = Callable[[str, int, int], None]
 class SessionRun:
     """What one session on one backend showed.
 
-    `layouts`: the backend's books after each residency-changing event; `logits` float32 `[n_vocab]` at each
-    checkpoint that was reached. `remove_tail`: whether truncations were carried out without a rebuild.
+    `layouts`: the backend's books after each residency-changing event, where they are a layout; `logits` float32
+    `[n_vocab]` at each checkpoint that was reached. `remove_tail`: whether truncations were carried out without a
+    rebuild.
     """
 
     tolerances: Tolerances
@@ -133,6 +135,7 @@ class _Run:
         result.witness_identities += verdict.identified
         if event.op in RESIDENCY_OPS:
             result.witness_positions += verdict.positions_agree
-            if not verdict.findings:
+            # Also where something was found: what two backends hold is compared whatever each was told to hold.
+            with suppress(ValueError):
                 result.layouts[event.seq] = normalise(self._backend.books())
         return list(verdict.findings)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from kvtape.traces.canonical import table_digest
 from kvtape.traces.schema import ROW_TABLES
 
-__all__ = ["BatchSummary", "genesis", "link", "span_list", "summarise"]
+__all__ = ["BatchSummary", "genesis", "link", "recorded_spans", "span_list", "summarise"]
 
 Span = tuple[str, str, int, int]
 """run, session, first seq, last seq."""
@@ -63,6 +63,16 @@ def span_list(events: pa.Table) -> list[Span]:
         return [(runs[0].as_py(), sessions[0].as_py(), seqs[0].as_py(), seqs[-1].as_py())]
     grouped = events.group_by(["run_id", "session_id"]).aggregate([("seq", "min"), ("seq", "max")]).to_pylist()
     return sorted((g["run_id"], g["session_id"], g["seq_min"], g["seq_max"]) for g in grouped)
+
+
+def recorded_spans(summary: BatchSummary) -> list[Span]:
+    """`spans` of a stored batch; empty when somebody made something else of the text, which its digest tells."""
+    try:
+        return [
+            (str(run), str(session), int(first), int(last)) for run, session, first, last in json.loads(summary.spans)
+        ]
+    except (ValueError, TypeError):
+        return []
 
 
 def link(previous: bytes, batch: int, summary: BatchSummary) -> bytes:

@@ -7,7 +7,6 @@ batch after it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -15,7 +14,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from kvtape.traces.chain import BatchSummary, genesis, link
+from kvtape.traces.chain import BatchSummary, genesis, link, recorded_spans
 from kvtape.traces.findings import Finding, FindingKind
 from kvtape.traces.query import select_arrow
 from kvtape.traces.row_check import check_rows
@@ -185,7 +184,7 @@ def last_seqs(batches: list[StoredBatch]) -> dict[str, int]:
     """Last seq of each "run/session" as the batches' spans have it."""
     last: dict[str, int] = {}
     for stored in batches:
-        for run, session, _, seq in json.loads(stored.summary.spans):
+        for run, session, _, seq in recorded_spans(stored.summary):
             key = session_key(run, session)
             last[key] = max(last.get(key, 0), seq)
     return last

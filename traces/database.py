@@ -31,6 +31,7 @@ __all__ = [
     "open_read_only",
     "read_meta",
     "readable",
+    "refuse_leftovers",
     "wal_path",
 ]
 

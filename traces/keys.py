@@ -27,6 +27,9 @@ def load_or_create_key(log: Path) -> bytes:
         try:
             os.write(descriptor, key)
             os.fsync(descriptor)
+        except OSError:
+            path.unlink()  # else the next recording would take half a key for a damaged one
+            raise
         finally:
             os.close(descriptor)
         return key

@@ -155,6 +155,8 @@ class Log:
         except (duckdb.IOException, duckdb.FatalException, duckdb.InternalException) as err:
             raise LogUnreadable(f"{self.path}: torn or damaged ({one_line(err)})") from None
         except duckdb.Error as err:
+            if type(err) is duckdb.Error:  # a damaged block raises the bare base class, a wrong query never does
+                raise LogUnreadable(f"{self.path}: torn or damaged ({one_line(err)})") from None
             raise SqlRejected(f"{self.path}: {one_line(err)}") from None
 
     def arrow(self, table: str, where: str = "true", params: Sequence[Any] = ()) -> pa.Table:
@@ -163,8 +165,11 @@ class Log:
             return select_arrow(self.connection, TABLES[table], where, params)
 
     def _rows(self, table: Any, where: str = "true", params: Sequence[Any] = ()) -> list[Any]:
-        with readable(self.path):
-            return select_rows(self.connection, table, where, params)
+        try:
+            with readable(self.path):
+                return select_rows(self.connection, table, where, params)
+        except ValueError as err:
+            raise LogUnreadable(f"{self.path}: {table.name} holds what kvtape never writes ({err})") from None
 
     def _query(self, query: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with readable(self.path):
@@ -223,23 +228,28 @@ def _open_snapshot(path: Path) -> Log:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="kvtape-")))
         copy = snapshot(path, folder)
         check_file_kind(copy, path)
-        _drop_stale_wal(copy, path)
+        stale = _drop_stale_wal(copy, path)
         connection = open_read_only(copy, path)
         held.callback(connection.close)
         check_whole(connection, copy, path)
         log = Log(path, connection, read_meta(connection, path), copy)
         if not log.sealed:
             log.notice = _notice(log)
+        elif stale:
+            log.notice = (
+                f"{wal_path(path).name} was left by a crash while the log was sealed and is no part of it; remove it, "
+                f"other DuckDB clients refuse the log beside it"
+            )
         log._held.push(held.pop_all())
         return log
     raise AssertionError("unreachable")
 
 
-def _drop_stale_wal(copy: Path, shown: Path) -> None:
-    """A crash after the sealed file got its name leaves the old write-ahead log, which is no part of it."""
+def _drop_stale_wal(copy: Path, shown: Path) -> bool:
+    """A crash after the sealed file got its name leaves the old write-ahead log. Whether that is so here."""
     wal = wal_path(copy)
     if not wal.exists():
-        return
+        return False
     aside = wal.with_name("aside.wal")
     wal.rename(aside)
     connection = open_read_only(copy, shown)
@@ -249,6 +259,7 @@ def _drop_stale_wal(copy: Path, shown: Path) -> None:
         connection.close()
     if not sealed:
         aside.rename(wal)
+    return sealed
 
 
 def _notice(log: Log) -> str:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvtape.traces.canonical import in_canonical_order, table_digest
-from kvtape.traces.chain import BatchSummary
+from kvtape.traces.chain import BatchSummary, recorded_spans
 from kvtape.traces.findings import Finding, FindingKind
 from kvtape.traces.schema import EVENTS, Table
 
@@ -58,7 +58,7 @@ def _recorded(summary: BatchSummary, table: Table) -> tuple[int, str] | None:
 def _missing_seqs(summary: BatchSummary, rows: pa.Table) -> str:
     there = {(r["run_id"], r["session_id"], r["seq"]) for r in rows.select(list(EVENTS.order)).to_pylist()}
     gone = []
-    for run, session, first, last in json.loads(summary.spans):
+    for run, session, first, last in recorded_spans(summary):
         gone += [f"{run}/{session} seq {q}" for q in range(first, last + 1) if (run, session, q) not in there]
     return _listed(gone)
 

@@ -43,11 +43,15 @@ def write_head(log: Path, head: Head) -> None:
     path = head_path(log)
     temporary = path.with_name(path.name + ".new")
     text = json.dumps(asdict(head), sort_keys=True, separators=(",", ":"))
-    with temporary.open("w", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     fsync_dir(path.parent)
 
 

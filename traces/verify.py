@@ -8,6 +8,7 @@ from pathlib import Path
 from kvtape.planner.residency import IllegalEvent, ResidencyMismatch
 from kvtape.traces.chain_check import check_chain
 from kvtape.traces.database import readable
+from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.findings import Finding, FindingKind
 from kvtape.traces.reader import Log, open_log
 
@@ -62,6 +63,6 @@ def _fold_findings(log: Log, findings: list[Finding]) -> list[Finding]:
                 [run, session, err.event.seq],
             ).fetchall()[0][0]
             rejected.append(Finding(FindingKind.FOLD, f"the fold rejects {err}", batch, "events"))
-        except ValueError as err:
+        except (LogUnreadable, ValueError) as err:
             rejected.append(Finding(FindingKind.FOLD, f"run {run} session {session}: {err}", None, "events"))
     return rejected

@@ -18,12 +18,13 @@ from kvtape.planner.rows import RunRow
 from kvtape.traces.canonical import in_canonical_order, table_digest
 from kvtape.traces.chain import genesis, link, span_list, summarise
 from kvtape.traces.codec import to_arrow
-from kvtape.traces.database import create_log_file, open_for_append, read_meta
+from kvtape.traces.database import create_log_file, open_for_append, read_meta, refuse_leftovers
 from kvtape.traces.errors import KeyMismatch, LogExists, LogMissing, LogUnreadable, LogWriteFailed
 from kvtape.traces.keys import key_id, key_path, load_or_create_key
 from kvtape.traces.live import recorded_here, recording
+from kvtape.traces.reader import open_log
 from kvtape.traces.schema import FORMAT, ROW_TABLES, RUNS, SCHEMA_VERSION
-from kvtape.traces.sidecar import Head, read_head, session_key, write_head
+from kvtape.traces.sidecar import Head, head_path, read_head, session_key, write_head
 
 __all__ = ["LogWriter"]
 
@@ -44,6 +45,7 @@ class LogWriter:
         """A new log; its key is drawn and kept beside it unless one is given. Raises LogExists."""
         if recorded_here(path):
             raise LogExists(f"{path}: this process is already recording into it")
+        refuse_leftovers(path)  # before a key is drawn: a log that is there has its own
         key = load_or_create_key(path) if key is None else key
         meta = {
             "format": FORMAT,
@@ -60,7 +62,8 @@ class LogWriter:
     def resume(cls, path: Path, key: bytes | None = None) -> LogWriter:
         """Go on with a log that was not sealed, after the last committed batch.
 
-        Raises LogMissing, LogExists (sealed, or being recorded), KeyMismatch, LogUnreadable (its tail is lost).
+        Raises LogMissing, LogExists (sealed, or being recorded), KeyMismatch, LogUnreadable (torn, or the sidecar says
+        that it is not what was acknowledged, or is gone).
         """
         if not path.exists():
             raise LogMissing(f"{path}: no such log")
@@ -143,19 +146,18 @@ def _log_id(run: RunRow, key: bytes) -> str:
 
 
 def _refuse_sealed(path: Path) -> None:
-    try:
-        head = read_head(path)
-    except ValueError as err:
-        raise LogUnreadable(f"{path}: {err}; `kvtape verify` says what is left") from None
-    if head is not None and head.sealed:
-        raise LogExists(f"{path}: sealed; a sealed log is finished, record into another path")
+    """By the file itself: a crash while sealing leaves a sealed file beside a sidecar that does not say so yet."""
+    with open_log(path) as log:
+        if log.sealed:
+            raise LogExists(f"{path}: sealed; a sealed log is finished, record into another path")
 
 
 def _resumed_head(path: Path, connection: duckdb.DuckDBPyConnection, key: bytes) -> Head:
-    """The head as the file has it; it may be ahead of the sidecar, never behind."""
+    """The head as the file has it; it may be ahead of the sidecar, never behind.
+
+    The sidecar is about to be written anew, so whatever it alone can tell must be told here.
+    """
     meta = read_meta(connection, path)
-    if "sealed" in meta:
-        raise LogExists(f"{path}: sealed; a sealed log is finished, record into another path")
     if meta.get("key_id") != key_id(key):
         raise KeyMismatch(f"{path}: written under another key; put its own key file back")
     last = connection.execute(
@@ -163,11 +165,26 @@ def _resumed_head(path: Path, connection: duckdb.DuckDBPyConnection, key: bytes)
     ).fetchall()
     batch, digest, rows = last[0] if last else (0, genesis(meta), 0)
     marks = connection.execute("SELECT run_id, session_id, max(seq) FROM events GROUP BY ALL ORDER BY ALL").fetchall()
-    sidecar = read_head(path)
-    if sidecar is not None and (sidecar.log_id != meta.get("log_id") or sidecar.batch > batch):
-        raise LogUnreadable(
-            f"{path}: its acknowledged tail is gone or the sidecar is another log's (head at batch {sidecar.batch}, "
-            f"file at {batch}); see `kvtape verify`"
-        )
+    _check_sidecar(path, connection, meta, batch)
     sessions = {session_key(run, session): seq for run, session, seq in marks}
     return Head(meta["log_id"], batch, digest.hex(), rows, sessions)
+
+
+def _check_sidecar(path: Path, connection: duckdb.DuckDBPyConnection, meta: Mapping[str, str], last_batch: int) -> None:
+    """Raises LogUnreadable when the sidecar contradicts the file, or is not there to contradict it."""
+    try:
+        head = read_head(path)
+    except ValueError as err:
+        raise LogUnreadable(f"{path}: {err}; put it back to go on recording") from None
+    if head is None:
+        if last_batch:
+            raise LogUnreadable(f"{path}: {head_path(path).name} is missing; put it back to go on recording")
+        return  # the recorder died before its first batch
+    if head.log_id != meta.get("log_id") or head.batch > last_batch:
+        raise LogUnreadable(
+            f"{path}: its acknowledged tail is gone or the sidecar is another log's (head at batch {head.batch}, "
+            f"file at {last_batch}); see `kvtape verify`"
+        )
+    found = connection.execute("SELECT digest FROM batches WHERE batch = ?", [head.batch]).fetchall()
+    if (found[0][0] if found else genesis(meta)).hex() != head.digest:
+        raise LogUnreadable(f"{path}: batch {head.batch} is not the one that was acknowledged; see `kvtape verify`")

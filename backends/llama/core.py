@@ -16,11 +16,11 @@ from kvtape.backends.errors import (
     SessionClosed,
     UnsupportedOperation,
 )
-from kvtape.backends.llama.attention import AttentionTap
+from kvtape.backends.llama.attention import AttentionTap, TapError
 from kvtape.backends.llama.books import Books
 from kvtape.backends.llama.context import NativeContext
 from kvtape.backends.llama.decoder import Decoder
-from kvtape.backends.llama.gates import gates_of, memory_facts, no_scores_reason
+from kvtape.backends.llama.gates import NO_SCORES, gates_of, memory_facts, no_scores_reason
 from kvtape.backends.llama.mass import AttentionRecord
 from kvtape.backends.llama.memory import LiveMemory, MemoryFault
 from kvtape.backends.llama.native import NativeModel
@@ -47,7 +47,7 @@ class SessionCore:
         self._shape = shape
         self._row_bytes = storage_bytes(shape, config.kv_type_k, config.kv_type_v)
         self._memory_facts = memory_facts(model)
-        tap = self._open_tap(scores=options.scores)
+        tap, no_scores = self._open_tap() if options.scores else (None, NO_SCORES)
         self._context = NativeContext(model, params, tap)
         self.n_ctx = self._context.n_ctx - CONTEXT_PADDING
         self._memory = LiveMemory(self._context, self._memory_facts)
@@ -64,7 +64,7 @@ class SessionCore:
             kv_type_k=config.kv_type_k,
             cold_budget=config.cold_budget_tokens,
             can_shift=self._context.can_shift,
-            scores=options.scores,
+            no_scores=no_scores,
         )
         try:
             self._gates = prove(gates, self._memory_facts, self._memory, self._decoder, facts.n_vocab, self._attention)
@@ -84,8 +84,15 @@ class SessionCore:
         self.closed = True
         self._context.close()
 
-    def _open_tap(self, *, scores: bool) -> AttentionTap | None:
-        return AttentionTap() if scores and no_scores_reason(self._memory_facts) is None else None
+    def _open_tap(self) -> tuple[AttentionTap | None, str | None]:
+        """A tap, or None and why there is none."""
+        reason = no_scores_reason(self._memory_facts)
+        if reason is not None:
+            return None, reason
+        try:
+            return AttentionTap(), None
+        except TapError as err:
+            return None, str(err)
 
     def _require_usable(self) -> None:
         if self.closed:
@@ -153,6 +160,11 @@ class SessionCore:
         """Before cells move or become free: attention counted by cell is put down by tape position."""
         if self._attention is not None:
             self._attention.fold(self._books)
+
+    def _forget_attention(self) -> None:
+        """All rows were replaced."""
+        if self._attention is not None:
+            self._attention.forget()
 
     @contextmanager
     def _counting_attention(self) -> Iterator[None]:

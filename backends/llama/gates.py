@@ -14,12 +14,12 @@ from kvtape.backends.errors import UsageError
 from kvtape.backends.llama.native import NativeModel
 from kvtape.planner.capabilities import Capabilities
 
-__all__ = ["Gates", "MemoryFacts", "MemoryKind", "gates_of", "memory_facts", "no_scores_reason"]
+__all__ = ["NO_SCORES", "Gates", "MemoryFacts", "MemoryKind", "gates_of", "memory_facts", "no_scores_reason"]
 
 MemoryKind = Literal["plain", "windowed", "hybrid", "recurrent"]
 
 _SCALED_ROPE = frozenset({"longrope", "yarn"})
-_NO_SCORES = "the session was opened without a score source (option scores=on)"
+NO_SCORES = "the session was opened without a score source (option scores=on)"
 _NO_SPARSE = "llama.cpp has no sparse prefill pattern"
 
 
@@ -72,14 +72,15 @@ def _rope_factor(model: NativeModel) -> str | None:
     return None
 
 
-def gates_of(facts: MemoryFacts, *, kv_type_k: str, cold_budget: int, can_shift: bool, scores: bool = False) -> Gates:
+def gates_of(
+    facts: MemoryFacts, *, kv_type_k: str, cold_budget: int, can_shift: bool, no_scores: str | None = NO_SCORES
+) -> Gates:
     """The gates. `can_shift` is the engine's answer; on a windowed model it means that both caches have one size.
 
-    `scores` says that the session asked for them.
+    `no_scores` says why there are no attention scores; None that there may be.
     """
     reasons = {"sparse_attention": _NO_SPARSE}
     reasons |= _memory_reasons(facts, can_shift)
-    no_scores = no_scores_reason(facts) if scores else _NO_SCORES
     if no_scores is not None:
         reasons["attention_scores"] = no_scores
     shift = _shift_reason(facts, kv_type_k, can_shift)

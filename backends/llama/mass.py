@@ -135,9 +135,10 @@ class AttentionRecord:
         self._ledger.retain(books.tape_positions())
 
     def forget(self) -> None:
-        """Begin at nothing, as after a restore: what was computed since is undone."""
+        """Other rows took the place of all: they begin at zero. The queries were computed all the same."""
+        self._ledger.n_queries += self._done.n_seen
         self._done.reset()
-        self._ledger.clear()
+        self._ledger.retain(np.zeros(0, np.int64))
 
     def take(self, books: Books) -> AttentionMass:
         """What was paid to the rows on the books; counting begins anew."""

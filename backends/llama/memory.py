@@ -143,10 +143,6 @@ class LiveMemory:
         """Let the scratch sequence hold the live rows at `[start, stop)` too."""
         self._context.copy(LIVE, SCRATCH, start, stop)
 
-    def scratch_end(self) -> int:
-        """One past the largest position of the scratch sequence."""
-        return self._context.position_max(SCRATCH) + 1
-
     def adopt_staged(self, start: int, stop: int) -> None:
         """Give the scratch rows at `[start, stop)` to the live sequence and empty the scratch one."""
         self._context.copy(SCRATCH, LIVE, start, stop)

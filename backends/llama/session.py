@@ -119,6 +119,7 @@ class LlamaBackend(SessionCore):
                 self._memory.clear()
                 with self._counting_attention():
                     computed = self._decoder.run(ids, 0, LIVE, FatalClass.PREFILL_FAILED)
+                    self._forget_attention()
                 self._settle(books)
             return computed
 
@@ -195,8 +196,7 @@ class LlamaBackend(SessionCore):
             self._need("restore", "snapshot_state")
             saved = self._codec.open_state(snapshot)
             self._memory.load(saved.payload)
-            if self._attention is not None:
-                self._attention.forget()
+            self._forget_attention()
             self._settle(saved.books)
 
     # -- attention ------------------------------------------------------------------------------------------------
@@ -234,9 +234,11 @@ class LlamaBackend(SessionCore):
             return mass
 
     def take_mass(self) -> AttentionMass:
-        """Every query that was computed counts, those of refills and rebuilds too; what a failed or cancelled operation
-        computed does not, nor do probes. A row that leaves loses its mass for good: one that is admitted begins at
-        zero, and after a restore all do. A shift changes nothing.
+        """Every query that was computed counts, those of refills and rebuilds too, but not those of probes and of
+        operations that were cancelled.
+
+        A row that leaves loses its mass for good: one that is admitted or refilled begins at zero, and after a rebuild
+        or a restore all do. A shift changes nothing.
         """
         with self._operation(FatalClass.STREAM_NOT_REVERSIBLE):
             self._need("take_mass", "attention_scores")

@@ -68,7 +68,7 @@ class OpenVinoEngine:
         return cls(model, str(openvino.__version__), dict(options or {}))
 
     def tokenize(self, text: str) -> list[int]:
-        """Ids without added special tokens; control tokens written in the text are recognised as such."""
+        """Ids of plain text, nothing added. Raises InputRejected for text that has a control token written in it."""
         return self._tokenizer.encode(text)
 
     def detokenize(self, tokens: Sequence[int]) -> str:

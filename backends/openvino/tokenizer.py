@@ -4,7 +4,8 @@ It returns at most 8192 ids and drops the beginning of a longer text without a w
 more ids than bytes, so text is fed in pieces below that many bytes, cut where no token can reach across: before a
 space between two ASCII letters.
 
-It recognises control tokens such as `<|im_end|>` inside the text.
+It also takes control tokens such as `<|im_end|>` written in the text for the tokens themselves, and cannot be told not
+to. In plain text they are text, on every backend; such a text is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class GgufTokenizer:
         self._native: Any = None
 
     def encode(self, text: str) -> list[int]:
-        """Without special tokens added. Raises InputRejected for text that cannot be encoded or cut safely."""
+        """Plain text, nothing added. Raises InputRejected for text that cannot be encoded as it is or cut safely."""
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as err:
@@ -69,7 +70,17 @@ class GgufTokenizer:
                 f"{self._path}: openvino-genai cannot tokenize with this file's vocabulary ({_last_line(err)}); "
                 "tokenize elsewhere and pass token ids"
             ) from None
-        return [int(t) for t in out.input_ids.data[0]]
+        ids = [int(t) for t in out.input_ids.data[0]]
+        for token in dict.fromkeys(ids) if self._has_control(ids) else ():
+            if self._has_control([token]):
+                raise InputRejected(
+                    f"the text holds {self.decode([token])!r}, which OpenVINO's tokenizer takes for a control token; "
+                    "take it out, or pass token ids"
+                )
+        return ids
+
+    def _has_control(self, ids: Sequence[int]) -> bool:
+        return str(self._tokenizer().decode(list(ids), skip_special_tokens=True)) != self.decode(ids)
 
     def _tokenizer(self) -> Any:
         if self._native is None:

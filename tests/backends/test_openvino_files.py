@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -159,6 +160,13 @@ def test_text_and_tokens_are_checked() -> None:
         engine.detokenize([4, 320])
     text = "naïve 日本語 🎉\n\ttabs  and   spaces"
     assert engine.detokenize(engine.tokenize(text)) == text
+
+
+@pytest.mark.parametrize("word", ["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+def test_a_control_token_in_plain_text_is_refused(word: str) -> None:
+    """llama.cpp reads it as text; openvino-genai would put the token on the tape."""
+    with pytest.raises(InputRejected, match=f"the text holds '{re.escape(word)}'"):
+        tiny_engine("llama").tokenize(f"so he wrote {word} and went")
 
 
 def test_a_vocabulary_without_a_tokenizer_is_a_typed_error(tmp_path: Path) -> None:

@@ -17,13 +17,15 @@ from kvtape.backends.errors import (
     UnsupportedOperation,
 )
 from kvtape.backends.session import Session
-from kvtape.planner.blocks import PromptSegment
+from kvtape.planner.blocks import MissingRanges, PromptSegment
 from kvtape.planner.capabilities import Capabilities
-from kvtape.planner.events import Op, Placement, Way
+from kvtape.planner.events import Event, Op, Placement, Way
+from kvtape.planner.ranges import Range
 from kvtape.planner.residency import fold
 from kvtape.planner.specs import SpecError, parse_policy
 from kvtape.testing.sink import ListSink
 from kvtape.testing.toy import TOY_CAPABILITIES, ToyBackend
+from kvtape.traces.errors import LogWriteFailed
 from support.toys import toy_backend
 
 
@@ -408,3 +410,139 @@ def test_pinned_rebuild_lays_the_survivors_together_between_two_runs_of_one_plan
     session.admit(session.cold_block_ids[-1], Placement.APPEND)
     session.decode(17)
     assert fold(sink.events).fatal is None
+
+
+def test_a_pinned_suffix_counts_what_is_pinned_already() -> None:
+    session, ledger, sink = make("stream:sink=0,recent=10", n_ctx=64)
+    session.ensure_prefix([PromptSegment(kind="system", tokens=tuple(range(40)))])
+    before = len(sink.events)
+    with pytest.raises(ContextOverflow, match="80 pinned tokens"):
+        session.prefill_suffix([1] * 40, kind="system")
+    assert ops(sink)[before:] == ["refuse"]
+    assert len(ledger.rows) == 40
+
+
+def test_an_overflow_half_way_takes_back_what_went_in() -> None:
+    """Whole blocks at both borders of a policy that does not split fill the context, which only shows on the way."""
+    session, ledger, sink = make("stream:sink=1,recent=30,split=no", n_ctx=64, chunk=8)
+    session.ensure_prefix([1, 2, 3])
+    before = session.tape
+    with pytest.raises(ContextOverflow, match="protected part"):
+        session.prefill_suffix([i % 60 for i in range(200)])
+    assert session.tape == before
+    assert len(ledger.rows) == 3
+    assert [e.reason for e in sink.events if e.op is Op.TRUNCATE] == ["overflow"]
+    assert fold(sink.events).tape_length == 3
+
+
+@pytest.mark.parametrize("every", [1, 5])
+@pytest.mark.parametrize("n", [30, 60])
+def test_a_budget_holds_from_the_first_piece_on(n: int, every: int) -> None:
+    session, ledger, _ = make(f"class:budget=24,block=4,every={every}", n_ctx=64, chunk=64)
+    session.ensure_prefix(list(range(n)))
+    assert len(ledger.rows) <= 24 + every - 1
+
+
+def test_the_last_resident_token_cannot_be_evicted() -> None:
+    session, ledger, sink = make()
+    session.ensure_prefix(list(range(10)))
+    for start in (0, 9):
+        with pytest.raises(InputRejected, match="token 9 is the last resident one"):
+            session.evict(start, 10)
+    assert len(ledger.rows) == 10
+    assert sink.events[-1].op is Op.REFUSE
+    session.evict(0, 9)
+
+
+def test_admits_stay_below_the_trained_context() -> None:
+    session, ledger, _ = make("none:block=4", n_ctx=64, chunk=64, cold_budget_tokens=64, n_ctx_train=42)
+    session.ensure_prefix(list(range(40)))
+    session.evict(4, 8)
+    with pytest.raises(ContextOverflow, match="44 tokens do not fit a context of 42: compact first"):
+        session.admit(session.cold_block_ids[0], Placement.APPEND)
+    session.compact()
+    session.admit(session.cold_block_ids[0], Placement.APPEND)
+    assert max(r.cache for r in ledger.rows) == 39
+
+
+def test_segments_that_were_not_tokenised_are_left_out_unless_they_have_to_be_there() -> None:
+    session, _, sink = make()
+    user = PromptSegment(kind="user", tokens=(1, 2))
+    session.ensure_prefix([PromptSegment(kind="diff"), user, PromptSegment(kind="diff", n_bytes=9)])
+    assert session.tape == (1, 2)
+    with pytest.raises(MissingRanges) as caught:
+        session.ensure_prefix([user, PromptSegment(kind="tools", n_bytes=5, required=True)])
+    assert [(b.start, b.stop) for b in caught.value.blocks] == [(0, 2)]
+    assert sink.events[-1].error_class == "MissingRanges"
+
+
+def test_bounds_must_be_where_the_tokens_lie() -> None:
+    session, _, _ = make()
+    at_three = PromptSegment(kind="user", tokens=(7, 8), bounds=Range(3, 5))
+    with pytest.raises(InputRejected, match="which begin at 2"):
+        session.ensure_prefix([PromptSegment(kind="user", tokens=(1, 2)), at_three])
+    session.ensure_prefix([PromptSegment(kind="user", tokens=(1, 2, 3)), at_three])
+    assert session.tape == (1, 2, 3, 7, 8)
+
+
+def test_evicting_by_recompute_needs_no_cold_store_and_is_the_only_way_told() -> None:
+    policy = parse_policy("stream:sink=1,recent=4")
+    ledger, sink = toy_backend(), ListSink()
+    session = Session(ledger, policy, sink, ManualClock(), run_id="r", session_id="s", evict_by="recompute")
+    assert session.explain().ways == ("recompute",)
+    session.ensure_prefix([1] * 100)
+    assert {e.way for e in sink.events if e.op is Op.EVICT} == {Way.RECOMPUTE}
+
+
+@pytest.mark.parametrize(("able", "allow"), [(False, None), (True, False)])
+def test_evicting_by_recompute_where_that_cannot_be_is_refused_at_open(able: bool, allow: bool | None) -> None:
+    ledger = toy_backend(capabilities=dataclasses.replace(TOY_CAPABILITIES, recompute_range=able))
+    policy, sink, clock = parse_policy("stream:sink=1,recent=4"), ListSink(), ManualClock()
+    with pytest.raises(UnsupportedOperation, match="evicting by recompute"):
+        Session(ledger, policy, sink, clock, run_id="r", session_id="s", allow_recompute=allow, evict_by="recompute")
+    assert sink.events == []
+
+
+def test_a_restore_tells_what_the_engine_has_back_beside_what_can_be_reused() -> None:
+    session, _, sink = make("none:hole=forget", n_ctx=64, chunk=64)
+    session.ensure_prefix(list(range(20)))
+    session.evict(4, 8)
+    saved = session.snapshot()
+    session.decode(5)
+    session.restore(saved)
+    restore = sink.events[-1]
+    assert (restore.n_tokens, restore.resident_tokens) == (16, 16)
+    status = session.ensure_prefix([*range(20), 9])
+    assert (status.reused, status.forgotten, status.prefilled) == (16, 4, 1)
+
+
+class FullDisk(ListSink):
+    """From `full` on nothing can be written."""
+
+    full = False
+
+    def record(self, event: Event, **rest: object) -> None:  # type: ignore[override]
+        if self.full:
+            raise LogWriteFailed("disk full")
+        super().record(event, **rest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["close", "refusal", "fatal", "work"])
+def test_a_log_that_cannot_be_written_frees_the_native_context(how: str) -> None:
+    ledger, sink = toy_backend(), FullDisk()
+    session = Session(ledger, parse_policy("none"), sink, ManualClock(), run_id="r", session_id="s")
+    session.ensure_prefix([1, 2, 3])
+    if how == "fatal":
+        ledger.faults = {"snapshot"}
+    sink.full = True
+    act = {
+        "close": session.close,
+        "refusal": lambda: session.ensure_prefix([-1]),
+        "fatal": session.snapshot,
+        "work": lambda: session.decode(1),
+    }[how]
+    with pytest.raises(LogWriteFailed):
+        act()
+    assert ledger.closed
+    with pytest.raises((SessionClosed, SessionFatal)):
+        session.decode(1)

@@ -41,6 +41,8 @@ from kvtape.traces.errors import LogExists, LogUnreadable, LogWriteFailed, NotAL
         (SessionFatal(FatalClass.DECODE_FAILED, "x"), 1),
         (Cancelled("x"), 130),
         (KeyboardInterrupt(), 130),
+        (RuntimeError("Query interrupted"), 130),
+        (RuntimeError("x"), 1),
         (ZeroDivisionError("x"), 1),
     ],
 )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -73,11 +76,85 @@ def test_sql_that_is_wrong_or_would_write_is_refused(log: Path, query: str) -> N
     assert log.read_bytes() == before
 
 
+def test_ctrl_c_stops_a_long_query(log: Path) -> None:
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    ran = kvtape("sql", log, "SELECT sum(a.range * b.range) FROM range(1000000) a, range(100000) b")
+    timer.join()
+    assert (ran.code, ran.err) == (130, "kvtape: interrupted\n")
+
+
+def test_a_damaged_block_that_only_a_query_touches_is_exit_4(log: Path, tmp_path: Path) -> None:
+    """The file opens, since its header and catalog are whole."""
+    bad = copy_log(log, tmp_path / "bad.duckdb")
+    query = "SELECT count(*), sum(hash(events)), sum(hash(blocks)) FROM events, blocks"
+    data = log.read_bytes()
+    codes = []
+    for at in range(3 * 4096 + 100, len(data), 16 * 1024):
+        bad.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        codes.append(kvtape("sql", bad, query).code)
+    assert set(codes) <= {0, 4}
+    assert codes.count(4) > 2
+
+
 def test_sql_of_values_that_json_has_no_word_for(log: Path) -> None:
     ran = kvtape(
         "sql", log, "SELECT DATE '2020-01-02' AS d, 'a'::BLOB AS b, [1, 2] AS l, {'k': 1} AS s, NULL AS n", "--json"
     )
     assert json.loads(ran.out)["rows"] == [{"b": "61", "d": "2020-01-02", "l": [1, 2], "n": None, "s": {"k": 1}}]
+
+
+def test_sql_of_numbers_that_json_has_no_word_for(log: Path) -> None:
+    ran = kvtape("sql", log, "SELECT 'inf'::DOUBLE AS i, ['-inf'::DOUBLE, 0.5] AS l, 'nan'::DOUBLE AS n", "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["rows"] == [{"i": "inf", "l": ["-inf", 0.5], "n": "nan"}]
+
+
+def test_two_columns_of_one_name_are_not_merged_in_silence(log: Path) -> None:
+    ran = kvtape("sql", log, "SELECT 1 AS a, 2 AS a, 3 AS b", "--json")
+    assert ran.code == 2
+    assert "a is there twice; use AS" in ran.err
+    assert "1\t2\t3" in kvtape("sql", log, "SELECT 1 AS a, 2 AS a, 3 AS b").out
+
+
+LOST_SEQ = 4
+NULLS = ("start", "stop", "n_tokens", "cache_start", "way", "cold", "blocks")
+NULLS += ("resident_tokens", "resident_digest", "layout_digest")
+LOSS = [
+    """UPDATE events SET op = 'lost', reason = 'queue_full', detail = '{"events":3}', """
+    + ", ".join(f"{name} = NULL" for name in NULLS)
+    + f" WHERE seq = {LOST_SEQ}",
+    "DELETE FROM events WHERE seq IN (5, 6)",
+    "DELETE FROM tokens WHERE seq IN (4, 5, 6)",
+]
+"""The log as it would be had the queue been full: one event stands for three, the next seqs go on behind them."""
+
+
+@pytest.fixture
+def lossy(log: Path, tmp_path: Path) -> Path:
+    return edit_log(log, tmp_path / "lossy.duckdb", LOSS, rechain=True)
+
+
+def test_a_log_that_lost_events_is_shown_as_far_as_it_is_known(lossy: Path) -> None:
+    assert kvtape("verify", lossy).code == 0
+    ran = kvtape("show", lossy, "--json")
+    assert ran.code == 0, ran.err
+    assert f"lost events from {LOST_SEQ} on" in ran.err
+    (shown,) = json.loads(ran.out)["sessions"]
+    assert (shown["seq"], shown["op"]) == (LOST_SEQ, "lost")
+    (before,) = json.loads(kvtape("show", lossy, "--at", LOST_SEQ - 1, "--json").out)["sessions"]
+    assert shown["resident"] == before["resident"]
+    beyond = kvtape("show", lossy, "--at", LOST_SEQ + 3)
+    assert beyond.code == 2
+    assert f"--at {LOST_SEQ}" in beyond.err
+
+
+def test_diff_behind_lost_events_names_seqs_not_places(log: Path, lossy: Path, tmp_path: Path) -> None:
+    statements = [*LOSS, "UPDATE events SET reason = 'other' WHERE seq = 9"]
+    changed = edit_log(log, tmp_path / "b.duckdb", statements, rechain=True)
+    first = json.loads(kvtape("diff", lossy, changed, "--json").out)["first_difference"]
+    assert first["seq"] == 9
+    assert [row[0] for row in first["context"]] == [2, 3, 4, 7, 8]
 
 
 def test_verify_of_a_sound_log(log: Path) -> None:

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 
 from kvtape.backends.session import Session
 from kvtape.traces.reader import open_log
+from kvtape.traces.recorder import Recorder
 from support.command import kvtape, kvtape_process
 from support.recorded import POLICY, TEXT, record
 from support.tiny_gguf import write_tiny
@@ -162,6 +164,23 @@ def test_a_bad_text_is_one_line_and_leaves_no_log(model: Path, tmp_path: Path, d
     assert not log.exists()
 
 
+def test_a_text_may_come_through_a_named_pipe(model: Path, tmp_path: Path) -> None:
+    """What a shell's `<(command)` is."""
+    pipe, log = tmp_path / "pipe", tmp_path / "a.duckdb"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(TEXT, encoding="utf-8"))
+    writer.start()
+    ran = kvtape("record", "--model", model, "--text", pipe, "--log", log, "--policy", POLICY, "--decode", 1)
+    writer.join()
+    assert ran.code == 0, ran.err
+
+
+def test_a_folder_is_no_text(model: Path, tmp_path: Path) -> None:
+    ran = kvtape("record", "--model", model, "--text", tmp_path, "--log", tmp_path / "a.duckdb")
+    assert ran.code == 2
+    assert f"{tmp_path}: a folder" in ran.err
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -220,6 +239,27 @@ def test_an_interrupt_seals_a_log_that_is_sound(model: Path, tmp_path: Path, mon
         events = tape.events(tape.default_run().run_id, "main")
     assert [str(e.op) for e in events][-2:] == ["refuse", "close"]
     assert sum(e.n_tokens or 0 for e in events if e.op == "decode") == 4
+    assert kvtape("verify", log).code == 0
+
+
+@pytest.mark.parametrize("method", ["__init__", "seal"])
+def test_ctrl_c_while_the_log_is_made_or_sealed_waits(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    log = tmp_path / "a.duckdb"
+    original, before = getattr(Recorder, method), signal.getsignal(signal.SIGINT)
+
+    def interrupted(self: Recorder, *args: object, **more: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+        original(self, *args, **more)
+
+    monkeypatch.setattr(Recorder, method, interrupted)
+    ran = record(model, log)
+    assert ran.code == 130
+    assert "is sealed" in ran.err
+    assert signal.getsignal(signal.SIGINT) is before
+    with open_log(log) as tape:
+        assert tape.sealed
     assert kvtape("verify", log).code == 0
 
 

@@ -23,7 +23,7 @@ EXPECTED = {
     "EvictsOneTooMany": (AT_EVICT, "witness: 27 rows at cache positions .*, expected 28"),
     "EvictsTheNeighbour": (AT_EVICT, "witness: 28 rows at cache positions .*, expected 28"),
     "SkipsTheShift": (AT_SHIFT, "witness: 22 rows at cache positions"),
-    "ShiftsTwice": (AT_SHIFT, "witness: 22 rows at cache positions"),
+    "ShiftsOneTooFew": (AT_SHIFT, "witness: 22 rows at cache positions"),
     "MovesWithoutTurning": (AT_SHIFT, "witness: 14 rows do not hold their token"),
     "TurnsTwice": (AT_SHIFT, "witness: 14 rows do not hold their token"),
     "TurnsTwiceInLayer1": (AT_SHIFT, "witness: layer 1: moved keys are not the old keys"),

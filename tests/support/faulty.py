@@ -134,8 +134,8 @@ class SkipsTheShift(LyingBackend):
         pass
 
 
-class ShiftsTwice(LyingBackend):
-    """The rows stand too low: moved twice."""
+class ShiftsOneTooFew(LyingBackend):
+    """The rows stand one position too high."""
 
     def do_shift(self, cache_start: int, cache_stop: int, delta: int) -> None:
         self._inner.shift(cache_start, cache_stop, delta + 1)
@@ -213,7 +213,7 @@ FAULTS: dict[str, type[LyingBackend]] = {
         EvictsOneTooMany,
         EvictsTheNeighbour,
         SkipsTheShift,
-        ShiftsTwice,
+        ShiftsOneTooFew,
         MovesWithoutTurning,
         TurnsTwice,
         TurnsTwiceInLayer1,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvtape.traces import seal as seal_module
-from kvtape.traces.errors import LogWriteFailed
+from kvtape.traces.errors import LogExists, LogWriteFailed
 from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import Recorder
 from kvtape.traces.verify import verify
@@ -140,13 +140,17 @@ def test_a_crash_at_any_step_of_sealing_leaves_a_readable_log(
         assert log.events("r0", "s0") == made.events
         assert log.logical_digest() == digest
     assert verify(crashed).ok
-    if (left / "a.duckdb.wal").exists() and not stale(crashed):
+    if sealed(crashed):
+        assert ("left by a crash" in (verify(crashed).notice or "")) == (left / "a.duckdb.wal").exists()
+        with pytest.raises(LogExists, match="sealed; a sealed log is finished"):
+            Recorder(crashed, run_row(), clock=TickClock(), key=KEY, resume=True)
+    else:
         with Recorder(crashed, run_row(), clock=TickClock(), key=KEY, resume=True) as again:
             again.seal()
-        assert verify(crashed).ok
+    assert verify(crashed).ok
 
 
-def stale(path: Path) -> bool:
+def sealed(path: Path) -> bool:
     with open_log(path) as log:
         return log.sealed
 

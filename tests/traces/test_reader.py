@@ -126,6 +126,15 @@ def test_an_illegal_log_says_where_it_is_illegal(tmp_path: Path) -> None:
         log.state_at("r0", "s0")
 
 
+def test_a_row_that_kvtape_never_writes_is_no_crash(good: Path, tmp_path: Path) -> None:
+    bad = edit_log(good, tmp_path / "bad.duckdb", ["UPDATE events SET blocks = 'x' WHERE op = 'evict'"], rechain=True)
+    with (
+        open_log(bad) as log,
+        pytest.raises(LogUnreadable, match=r"bad\.duckdb: events holds what kvtape never writes"),
+    ):
+        log.events("r0", "s0")
+
+
 def test_unknown_names_list_the_known(good: Path) -> None:
     with open_log(good) as log:
         with pytest.raises(NoSuchRow, match="no run 'r9'; the log has r0"):

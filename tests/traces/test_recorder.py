@@ -15,6 +15,7 @@ from kvtape.traces.errors import (
     KeyMismatch,
     LogExists,
     LogMissing,
+    LogUnreadable,
     LogWriteFailed,
     RecorderClosed,
     SequenceConflict,
@@ -25,8 +26,10 @@ from kvtape.traces.keys import key_path
 from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import LOST_REASON, Recorder
 from kvtape.traces.schema import ALL_TABLES
+from kvtape.traces.sidecar import head_path
 from kvtape.traces.verify import verify
 from kvtape.traces.writer import LogWriter
+from support.forge import edit_log
 from support.logs import KEY, TickClock, event, record_script, run_row, script, session_row, write_log
 
 
@@ -272,6 +275,43 @@ def test_the_key_is_drawn_once_and_kept_to_its_owner(log: Path) -> None:
     assert len(key_path(log).read_bytes()) == 32
 
 
+def test_a_refused_recording_draws_no_key(log: Path) -> None:
+    """A key beside a log that has another one would make its own key look like the wrong one."""
+    recorder(log).close()
+    with pytest.raises(LogExists):
+        recorder(log, key=None)
+    assert not key_path(log).exists()
+
+
+def test_a_key_that_could_not_be_written_is_not_there(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kvtape.traces.keys.os.write", full)
+    with pytest.raises(LogWriteFailed, match="No space left"):
+        recorder(log, key=None)
+    monkeypatch.undo()
+    assert list(log.parent.iterdir()) == []
+    recorder(log, key=None).close()
+
+
+def test_a_head_that_could_not_be_written_leaves_no_half_of_one(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rec = recorder(log)
+    rec.open_session(session_row())
+    rec.flush()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("kvtape.traces.sidecar.os.fsync", full)
+    rec.record(event(0))
+    with pytest.raises(LogWriteFailed, match="0 acknowledged events"):
+        rec.close()
+    monkeypatch.undo()
+    assert sorted(p.name for p in log.parent.iterdir()) == ["a.duckdb", "a.duckdb.head.json", "a.duckdb.wal"]
+    assert verify(log).ok
+
+
 def test_going_on_with_a_log_drops_what_it_has_and_continues_the_hashes(log: Path, tmp_path: Path) -> None:
     made = script()
     whole = write_log(tmp_path / "whole.duckdb", [made], content=False, seal=False)
@@ -324,6 +364,40 @@ def test_going_on_refuses_what_is_not_the_same(log: Path) -> None:
     with open_log(log) as back:
         assert [r.run_id for r in back.runs()] == ["r0", "r1"]
         assert back.default_run().run_id == "r1"
+
+
+@pytest.mark.parametrize("head", ["forged chain", "other digest", "damaged", "missing"])
+def test_going_on_does_not_write_over_what_the_head_alone_can_tell(log: Path, tmp_path: Path, head: str) -> None:
+    write_log(log, seal=False)
+    sidecar = head_path(log)
+    if head == "forged chain":
+        acknowledged = sidecar.read_bytes()
+        log = edit_log(log, tmp_path / "forged.duckdb", ["UPDATE events SET reason = 'forged' WHERE seq = 2"], True)
+        sidecar = head_path(log)
+        sidecar.write_bytes(acknowledged)
+    elif head == "other digest":
+        sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | {"digest": "00" * 32}))
+    elif head == "damaged":
+        sidecar.write_text("{")
+    else:
+        sidecar.unlink()
+    before = sidecar.read_bytes() if sidecar.exists() else None
+    with pytest.raises(LogUnreadable, match=r"not the one that was acknowledged|damaged|missing"):
+        recorder(log, resume=True)
+    assert (sidecar.read_bytes() if sidecar.exists() else None) == before
+    assert not verify(log).ok
+
+
+def test_a_recorder_that_died_before_its_head_can_go_on(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvtape.traces.writer.write_head", dies)
+    with pytest.raises(KeyboardInterrupt):
+        recorder(log)
+    monkeypatch.undo()
+    recorder(log, resume=True).close()
+    assert verify(log).ok
 
 
 def test_one_process_records_into_a_log_once(log: Path) -> None:

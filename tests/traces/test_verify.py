@@ -135,10 +135,20 @@ def test_a_batch_cut_out_whole_is_seen(good: Path, tmp_path: Path) -> None:
     assert {Kind.BATCH_MISSING, Kind.GAP} <= kinds
 
 
-@pytest.mark.parametrize("column", ["rows = rows + 1", "spans = '[]'", "previous = digest", "digest = previous"])
+@pytest.mark.parametrize(
+    "column",
+    ["rows = rows + 1", "spans = '[]'", "spans = 'x'", "spans = '[[1, 2]]'", "previous = digest", "digest = previous"],
+)
 def test_an_edited_batch_row_is_seen(good: Path, tmp_path: Path, column: str) -> None:
     bad = edit_log(good, tmp_path / "bad.duckdb", [f"UPDATE batches SET {column} WHERE batch = 3"], rechain=False)
     assert {(Kind.CHAIN, 3, "batches")} <= set(found(verify(bad)))
+
+
+def test_a_row_missing_from_a_batch_whose_spans_are_no_json_is_seen(good: Path, tmp_path: Path) -> None:
+    batch = batch_of(good, 5, "s1")
+    sql = [f"UPDATE batches SET spans = 'x' WHERE batch = {batch}", f"DELETE FROM events WHERE batch = {batch}"]
+    kinds = {k for k, b, _ in found(verify(edit_log(good, tmp_path / "bad.duckdb", sql, rechain=False))) if b == batch}
+    assert {Kind.CHAIN, Kind.MISSING} <= kinds
 
 
 def test_edited_meta_rows_are_seen(good: Path, tmp_path: Path) -> None:
