@@ -18,6 +18,7 @@ from kvtape.backends.openvino.rope import F32, I64
 __all__ = ["head_mass"]
 
 _BLOCK_QUERIES = 64
+_FEW_QUERIES = 8
 _BLOCK_WEIGHTS = 1 << 20
 """Weights in flight, at most, unless one query alone has more: 4 MB."""
 
@@ -52,7 +53,9 @@ def _add_block(mass: npt.NDArray[np.float64], queries: F32, keys: F32, at: I64, 
     for kv_head in range(keys.shape[1]):
         own = slice(kv_head * group, (kv_head + 1) * group)
         rows = np.ascontiguousarray(queries[:, own].transpose(1, 0, 2)).reshape(group * n, head_dim)
-        weights = rows @ keys[:stop, kv_head].T
+        own_keys = keys[:stop, kv_head]
+        # The same product; BLAS is quicker with the long side first where there are few queries.
+        weights = rows @ own_keys.T if n >= _FEW_QUERIES else np.ascontiguousarray((own_keys @ rows.T).T)
         by_head = weights.reshape(group, n, stop)
         by_head[:, :, first:] += mask
         weights -= weights.max(axis=1, keepdims=True)

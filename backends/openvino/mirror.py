@@ -105,7 +105,7 @@ class Rows:
         return self._buffer().values[:, : len(self)]
 
     def keys_in_place(self, rotation: Rotation | None, start: int = 0) -> F32:
-        """The keys of the rows from `start` on, at their cache positions; without a rotation those must be the origins."""
+        """The keys of the rows from `start` on, at their cache positions: without a rotation, the origins."""
         delta = (self.cache - self.origin)[start:]
         if rotation is None:
             if delta.any():

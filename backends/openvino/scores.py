@@ -6,75 +6,90 @@ its mass for good, and a row that is admitted, refilled or restored begins at ze
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from kvtape.backends.openvino.attention import head_mass
 from kvtape.backends.openvino.compiled import round_to
 from kvtape.backends.openvino.mirror import Rows
 from kvtape.backends.openvino.rope import F32, I64, Rotation
 from kvtape.backends.protocol import AttentionMass
 
-__all__ = ["EngineKeys", "MassAccount", "as_attention_mass"]
+__all__ = ["EngineKeys", "MassAccount", "Waiting", "as_attention_mass"]
 
 _GROW_ROWS = 256
 
 F64 = npt.NDArray[np.float64]
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Queries `[layers, T, heads, head_dim]` at cache `positions` `[T]`, whose attention is not worked out yet."""
+
+    queries: F32
+    positions: I64
+
+
+@dataclass(frozen=True, slots=True)
 class MassAccount:
-    """`by_head` `[layers, heads, n]` of the rows at `tape` `[n]`, in their order; `n_queries` since the last take."""
+    """`by_head` `[layers, heads, n]` of the rows at `tape` `[n]`, from `n_queries` queries; others are still waiting.
 
-    layers: int
-    heads: int
-    n_queries: int = 0
+    Immutable like `mirror.Rows`: undoing an operation is taking the old one. Queries wait because a pass over the keys
+    costs as much for 1 of them as for 32. Rows that come behind meanwhile are hidden from them by position, so waiting
+    changes nothing as long as no row leaves, moves or comes in between: `settled` goes before that.
+    """
+
+    by_head: F64
     tape: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    _room: F64 = field(init=False)
+    n_queries: int = 0
+    waiting: tuple[Waiting, ...] = ()
 
-    def __post_init__(self) -> None:
-        self._room = np.zeros((self.layers, self.heads, 0))
+    @classmethod
+    def empty(cls, layers: int, heads: int) -> MassAccount:
+        return cls(np.zeros((layers, heads, 0)))
 
     @property
-    def by_head(self) -> F64:
-        return self._room[:, :, : len(self.tape)]
+    def n_waiting(self) -> int:
+        return sum(len(some.positions) for some in self.waiting)
 
-    def copy(self) -> MassAccount:
-        other = MassAccount(self.layers, self.heads, self.n_queries)
-        other.follow(self.tape)
-        other.by_head[:] = self.by_head
-        return other
+    @property
+    def furthest_waiting(self) -> int:
+        """The largest cache position of a query that waits; -1 when none does."""
+        return max((int(some.positions.max()) for some in self.waiting), default=-1)
 
-    def extend(self, tape: I64) -> None:
-        """Rows came behind those that are known: `tape` of all."""
-        known = len(self.tape)
-        if len(tape) > self._room.shape[2]:
-            room = np.zeros((self.layers, self.heads, len(tape) + max(_GROW_ROWS, len(tape) // 4)))
-            room[:, :, :known] = self.by_head
-            self._room = room
-        self._room[:, :, known : len(tape)] = 0
-        self.tape = tape
+    def with_queries(self, queries: F32, positions: I64) -> MassAccount:
+        return replace(self, waiting=(*self.waiting, Waiting(queries, positions)))
 
-    def follow(self, tape: I64) -> None:
+    def settled(self, rows: Rows, keys: F32, check: Callable[[], None]) -> MassAccount:
+        """Nothing waiting any more. `keys` are those of `rows` in place; `check` is called before each layer."""
+        if not self.waiting:
+            return self
+        positions = np.concatenate([some.positions for some in self.waiting])
+        by_head = np.zeros((*self.by_head.shape[:2], len(rows)))
+        by_head[:, :, : len(self.tape)] = self.by_head
+        for layer, sums in enumerate(by_head):
+            check()
+            queries = np.concatenate([some.queries[layer] for some in self.waiting])
+            sums += head_mass(queries, keys[layer], positions, rows.cache)
+        return MassAccount(by_head, rows.tape, self.n_queries + len(positions))
+
+    def following(self, tape: I64) -> MassAccount:
         """Other rows, or the same in another order: those that stay keep their mass, others begin at zero."""
         _, new, old = np.intersect1d(tape, self.tape, assume_unique=True, return_indices=True)
-        kept = self.by_head[:, :, old]
-        self._room = np.zeros((self.layers, self.heads, len(tape)))
-        self._room[:, :, new] = kept
-        self.tape = tape
+        by_head = np.zeros((*self.by_head.shape[:2], len(tape)))
+        by_head[:, :, new] = self.by_head[:, :, old]
+        return MassAccount(by_head, tape, self.n_queries)
 
-    def forget(self) -> None:
+    def without_rows(self) -> MassAccount:
         """No rows any more; the queries were computed all the same."""
-        self.follow(np.empty(0, np.int64))
+        empty = MassAccount.empty(*self.by_head.shape[:2])
+        return replace(empty, n_queries=self.n_queries + self.n_waiting)
 
-    def take(self) -> AttentionMass:
-        """All of it; counting begins anew."""
-        taken = as_attention_mass(self.tape, range(self.layers), self.n_queries, self.by_head)
-        self._room[:] = 0
-        self.n_queries = 0
-        return taken
+    def taken(self) -> AttentionMass:
+        return as_attention_mass(self.tape, range(len(self.by_head)), self.n_queries, self.by_head)
 
 
 class EngineKeys:

@@ -187,8 +187,7 @@ class OpenVinoBackend:
     def take_mass(self) -> AttentionMass:
         """See `protocol.Backend`. A row's mass leaves with it: admitted, refilled, restored rows begin at zero."""
         self._enter("attention_scores", "take_mass")
-        assert self._state.mass is not None
-        return self._state.mass.take()
+        return self._state.take_mass()
 
     # --- whole state -----------------------------------------------------------------------------------------
 

@@ -19,8 +19,12 @@ from kvtape.backends.openvino.mirror import KvBuffer, Rows
 from kvtape.backends.openvino.rope import F32, I64, Rotation
 from kvtape.backends.openvino.runner import Runner, StateFailed, States, Step, StepCancelled, StepFailed
 from kvtape.backends.openvino.scores import F64, EngineKeys, MassAccount
+from kvtape.backends.protocol import AttentionMass
 
 __all__ = ["EngineState"]
+
+_WAITING_QUERIES = 32
+"""So many at once, or more: of a run of single tokens each then costs a sixth."""
 
 
 class EngineState:
@@ -39,7 +43,7 @@ class EngineState:
         self.rotation = compiled.rotation if isinstance(compiled.rotation, Rotation) else None
         self.rows = self._no_rows()
         scored = compiled.profile.queries
-        self.mass = MassAccount(self.shape.layers, self.shape.heads) if scored else None
+        self.mass = MassAccount.empty(self.shape.layers, self.shape.heads) if scored else None
         self._keys = EngineKeys(self.rotation, compiled.profile.kv_type_k)
         self.stop = threading.Event()
         self.spoil_next = False
@@ -65,12 +69,16 @@ class EngineState:
         for `undoable` to take back.
         """
         self.check_stop()
+        if self.mass is not None and cache.min() <= self.mass.furthest_waiting:
+            self._settle()  # the new rows would be in sight of queries that never saw them
         spoil, self.spoil_next = self.spoil_next, False
         with self._engine_call(fatal):
             step = self._engine().step(ids, cache, self.rows.cache, stop=self.stop.is_set, spoil=spoil)
             self.rows = self.rows.append(tape, cache, ids, step.keys, step.values)
         if self.mass is not None and step.queries is not None:
-            self._account(self.mass, step.queries, cache)
+            self.mass = self.mass.with_queries(step.queries, cache)
+            if self.mass.n_waiting >= _WAITING_QUERIES:
+                self._settle()
         return step.logits
 
     def probe(self, ids: I64, kept: Rows, cache_start: int, layers: Sequence[int], chunk: int) -> F64:
@@ -101,16 +109,22 @@ class EngineState:
             out[:] = head_mass(queries, keys, at, positions)[:, : len(kept)]
         return found
 
-    def _account(self, mass: MassAccount, queries: F32, positions: I64) -> None:
+    def take_mass(self) -> AttentionMass:
+        """What the resident rows received since the last call. Needs a compiled model that shows its queries."""
+        self._settle()
+        assert self.mass is not None
+        taken = self.mass.taken()
+        self.mass = MassAccount.empty(self.shape.layers, self.shape.heads).following(self.rows.tape)
+        return taken
+
+    def _settle(self) -> None:
+        """Before rows leave or move: nothing waits for its attention to be worked out. Raises Cancelled."""
+        if self.mass is None or not self.mass.waiting:
+            return
         try:
-            keys = self._keys.of(self.rows)
-            mass.extend(self.rows.tape)
-            for layer in range(self.shape.layers):
-                self.check_stop()
-                mass.by_head[layer] += head_mass(queries[layer], keys[layer], positions, self.rows.cache)
+            self.mass = self.mass.settled(self.rows, self._keys.of(self.rows), self.check_stop)
         except MemoryError as err:
             raise self._die(FatalClass.ALLOCATOR_EXHAUSTED, "no memory for the attention scores") from err
-        mass.n_queries += len(positions)
 
     @contextmanager
     def _engine_call(self, fatal: FatalClass) -> Iterator[None]:
@@ -138,18 +152,21 @@ class EngineState:
     def adopt(self, rows: Rows) -> None:
         """Make `rows`, which hold keys and values, the whole state. Raises EngineFault state_restore_failed.
 
-        Rows at the tape positions of old ones are those; for others `clear` goes first.
+        A row at the tape position of an old one is that row; for others there is `replace`.
         """
+        self._settle()
         self._load(rows, self.read)
+        if self.mass is not None:
+            self.mass = self.mass.following(rows.tape)
 
     def replace(self, rows: Rows) -> None:
         """As `adopt`, but none of `rows` is one that stands there now: they begin without attention received."""
-        if self.mass is not None:
-            self.mass.forget()
         self._load(rows, self.read)
+        if self.mass is not None:
+            self.mass = self.mass.without_rows().following(rows.tape)
 
     def clear(self) -> None:
-        self._load(self._no_rows(), self.read)
+        self.replace(self._no_rows())
 
     @contextmanager
     def undoable(self, *, destructive: bool = False) -> Iterator[None]:
@@ -158,7 +175,7 @@ class EngineState:
         `destructive`: the operation does more than append, so that without a host copy the rows are kept aside.
         """
         start = self.rows
-        mass = None if self.mass is None else self.mass.copy()
+        mass = self.mass
         kept = self.read() if destructive and start.kv is None else None
         try:
             yield
@@ -215,8 +232,6 @@ class EngineState:
                 raise self._die(FatalClass.STATE_RESTORE_FAILED, str(err)) from err
             self.rows = rows if self.mirror else Rows(None, rows.tape, rows.cache, rows.tokens, rows.origin)
         self._keys.forget()
-        if self.mass is not None:
-            self.mass.follow(rows.tape)
 
     def _engine_rows(self, rows: Rows, source: Callable[[], States]) -> tuple[F32, F32]:
         if rows.kv is None:
