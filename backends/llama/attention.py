@@ -155,6 +155,9 @@ class AttentionTap:
 
     def _see(self, address: int, ask: bool, _: Any) -> bool:
         if ask:
+            # A thousand times a token; nearly always the answer is no.
+            if self._sums is None or ctypes.c_uint64.from_address(address + _NAME).value != _NAME_START:
+                return False
             try:
                 return self._layer(address) is not None
             except BaseException as err:
@@ -171,7 +174,7 @@ class AttentionTap:
 
     def _layer(self, address: int) -> int | None:
         """The layer of a soft-max node that is wanted; None for any other node."""
-        if self._sums is None or ctypes.c_uint64.from_address(address + _NAME).value != _NAME_START:
+        if self._sums is None:
             return None
         name = ctypes.string_at(address + _NAME, _NAME_SIZE).split(b"\0", 1)[0]
         number = name.removeprefix(_NODE)
