@@ -2,12 +2,14 @@
 
     python benchmarks/bench_fold.py [--events N]
 
-columns_per_s   `fold_columns` over columns as a log holds them. The promise speaks of the decoding log
+columns_per_s   `fold_columns` over columns as a log holds them. The promise speaks of the first two logs
 apply_per_s     `apply`, one event after the other: the baseline, and the same state in the end
 
 decoding   one event a decoded token, a plan and an eviction of 512 tokens whenever the context is full
 chat       turns of prompt, prefill, generate and 4 decode events of 32 tokens, with the same evictions
 streaming  the worst case: every token is a plan, an eviction of one token, and a decode
+
+Times are CPU time: one thread computes, and a busy machine does not show.
 """
 
 from __future__ import annotations
@@ -91,9 +93,9 @@ def made(step: Callable[[Log], None], n: int) -> list[Event]:
 
 
 def timed(action: Callable[[], ResidencyState]) -> tuple[float, ResidencyState]:
-    began = time.perf_counter()
+    began = time.process_time()
     state = action()
-    return time.perf_counter() - began, state
+    return time.process_time() - began, state
 
 
 def one_by_one(events: list[Event]) -> ResidencyState:
@@ -125,7 +127,7 @@ def main() -> int:
     met = True
     for figures in measure(parser.parse_args().events):
         print(json.dumps(figures | {"limit_per_s": LIMIT_PER_S}), flush=True)
-        met &= figures["log"] != "decoding" or int(str(figures["columns_per_s"])) >= LIMIT_PER_S
+        met &= figures["log"] == "streaming" or int(str(figures["columns_per_s"])) >= LIMIT_PER_S
     return 0 if met else 1
 
 

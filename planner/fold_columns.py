@@ -15,7 +15,7 @@ state, goes through `apply`, which refuses what is illegal by the event's own na
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from kvtape.planner.events import Event, Op
 from kvtape.planner.residency import apply
 from kvtape.planner.residency_rules import RULES, Effect, extend
-from kvtape.planner.residency_state import ResidencyState
+from kvtape.planner.residency_state import ResidencyState, changed
 from kvtape.planner.table import Bools, Ints
 
 __all__ = ["NULL", "OP_CODES", "EventColumns", "fold_columns"]
@@ -130,7 +130,7 @@ def _folded(state: ResidencyState, run: _Run) -> ResidencyState | None:
         except ValueError:
             return None
     prefix = run.prefix if run.turns else state.prefix_length
-    return replace(state, next_seq=run.seq + run.n, turn=state.turn + run.turns, prefix_length=prefix)
+    return changed(state, next_seq=run.seq + run.n, turn=state.turn + run.turns, prefix_length=prefix)
 
 
 def _runs(columns: EventColumns) -> list[_Run]:

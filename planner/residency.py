@@ -7,12 +7,11 @@ The fold is pure and strict: an event that is illegal in a state raises `Illegal
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from kvtape.planner import layout as lay
 from kvtape.planner.events import Event, Op
 from kvtape.planner.residency_rules import RULES, IllegalEvent, require
-from kvtape.planner.residency_state import ColdBlock, ResidencyState
+from kvtape.planner.residency_state import ColdBlock, ResidencyState, changed
 
 __all__ = [
     "RESIDENCY_OPS",
@@ -58,7 +57,7 @@ def apply(state: ResidencyState, event: Event) -> ResidencyState:
         after = RULES[event.op].step(state, event)
     except ValueError as err:
         raise err if isinstance(err, IllegalEvent) else IllegalEvent(event, str(err)) from None
-    after = replace(after, next_seq=state.next_seq + 1)
+    after = changed(after, next_seq=state.next_seq + 1)
     require(event, event.turn == after.turn, f"expected turn {after.turn}")
     require(
         event,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 
@@ -14,7 +14,7 @@ from kvtape.planner import layout as lay
 from kvtape.planner.events import BlockRef, Event, Op, Placement, Way
 from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet
-from kvtape.planner.residency_state import ColdBlock, ResidencyState, SavedState
+from kvtape.planner.residency_state import ColdBlock, ResidencyState, SavedState, changed
 
 __all__ = ["RULES", "Effect", "IllegalEvent", "Rule", "extend", "require"]
 
@@ -52,7 +52,7 @@ def _cache_start(event: Event) -> int:
 def _open(state: ResidencyState, event: Event) -> ResidencyState:
     if not event.n_tokens:
         raise IllegalEvent(event, "needs the effective context in n_tokens")
-    return replace(state, opened=True, n_ctx=event.n_tokens)
+    return changed(state, opened=True, n_ctx=event.n_tokens)
 
 
 def _prompt(state: ResidencyState, event: Event) -> ResidencyState:
@@ -64,7 +64,7 @@ def _prompt(state: ResidencyState, event: Event) -> ResidencyState:
         require(event, event.start == state.tape_length, "a suffix starts at the end of the tape")
         return state
     require(event, event.start <= event.n_tokens, "the common prefix is longer than the prompt")
-    return replace(state, turn=state.turn + 1, prefix_length=event.n_tokens)
+    return changed(state, turn=state.turn + 1, prefix_length=event.n_tokens)
 
 
 def _unchanged(state: ResidencyState, event: Event) -> ResidencyState:
@@ -78,7 +78,7 @@ def _truncate(state: ResidencyState, event: Event) -> ResidencyState:
     kept = lay.cut(state.layout, event.start)
     if event.way == Way.RECOMPUTE:
         kept = lay.rank_layout(lay.resident_ranges(kept))
-    return replace(
+    return changed(
         state,
         tape_length=event.start,
         generation=state.generation + 1,
@@ -93,7 +93,7 @@ def extend(state: ResidencyState, start: int, stop: int, cache_start: int) -> Re
         raise ValueError(f"starts at {start}, the tape ends at {state.tape_length}")
     if cache_start != state.next_cache_position:
         raise ValueError(f"cache_start {cache_start}, expected {state.next_cache_position}")
-    return replace(state, tape_length=stop, layout=lay.append(state.layout, start, stop - start, cache_start))
+    return changed(state, tape_length=stop, layout=lay.append(state.layout, start, stop - start, cache_start))
 
 
 def _extend(state: ResidencyState, event: Event) -> ResidencyState:
@@ -116,7 +116,7 @@ def _evict(state: ResidencyState, event: Event) -> ResidencyState:
     cold = state.cold
     if event.cold:
         cold = (*cold, *_cold_blocks(state, event, start, stop, at))
-    return replace(state, layout=left, cold=tuple(sorted(cold, key=lambda b: (b.start, b.block_id))))
+    return changed(state, layout=left, cold=tuple(sorted(cold, key=lambda b: (b.start, b.block_id))))
 
 
 def _cold_blocks(state: ResidencyState, event: Event, start: int, stop: int, at: int) -> list[ColdBlock]:
@@ -139,7 +139,7 @@ def _shift(state: ResidencyState, event: Event) -> ResidencyState:
     require(event, event.n_tokens in (None, moved), f"n_tokens {event.n_tokens}, {moved} rows move")
     after = lay.shift(state.layout, event.start, event.stop, event.delta)
     require(event, _row_order(after) == _row_order(state.layout), "rows change their order")
-    return replace(state, layout=after)
+    return changed(state, layout=after)
 
 
 def _row_order(layout: Layout) -> list[list[int]]:
@@ -176,7 +176,7 @@ def _admit(state: ResidencyState, event: Event) -> ResidencyState:
         raise IllegalEvent(event, "needs a placement")
     start, stop = _span(event)
     require(event, (start, stop) == (block.start, block.stop), f"block {block.block_id} is another range")
-    return replace(
+    return changed(
         state,
         layout=_put_back(state, event, start, stop),
         cold=tuple(b for b in state.cold if b.block_id != block.block_id),
@@ -186,20 +186,20 @@ def _admit(state: ResidencyState, event: Event) -> ResidencyState:
 def _recompute(state: ResidencyState, event: Event) -> ResidencyState:
     start, stop = _span(event)
     require(event, not RangeSet([(start, stop)]) & state.cold_ranges, "part of it is cold: admit that instead")
-    return replace(state, layout=_put_back(state, event, start, stop))
+    return changed(state, layout=_put_back(state, event, start, stop))
 
 
 def _trim(state: ResidencyState, event: Event) -> ResidencyState:
     if event.block_id is None or state.cold_block(event.block_id) is None:
         raise IllegalEvent(event, f"block {event.block_id} is not cold")
-    return replace(state, cold=tuple(b for b in state.cold if b.block_id != event.block_id))
+    return changed(state, cold=tuple(b for b in state.cold if b.block_id != event.block_id))
 
 
 def _snapshot(state: ResidencyState, event: Event) -> ResidencyState:
     if event.snapshot_id is None or event.snapshot_id in state.snapshot_ids():
         raise IllegalEvent(event, f"needs a snapshot_id of its own, has {event.snapshot_id}")
     saved = SavedState(state.tape_length, state.prefix_length, state.layout, state.cold)
-    return replace(state, snapshots=(*state.snapshots, (event.snapshot_id, saved)))
+    return changed(state, snapshots=(*state.snapshots, (event.snapshot_id, saved)))
 
 
 def _restore(state: ResidencyState, event: Event) -> ResidencyState:
@@ -208,7 +208,7 @@ def _restore(state: ResidencyState, event: Event) -> ResidencyState:
         raise IllegalEvent(event, f"snapshot {event.snapshot_id} was never taken")
     # A blob that was admitted and evicted again lies where it last stood, so the entries are today's.
     held = {b.block_id for b in saved.cold}
-    return replace(
+    return changed(
         state,
         tape_length=saved.tape_length,
         prefix_length=saved.prefix_length,
@@ -219,17 +219,17 @@ def _restore(state: ResidencyState, event: Event) -> ResidencyState:
 
 
 def _lost(state: ResidencyState, event: Event) -> ResidencyState:
-    return replace(state, lost=True)
+    return changed(state, lost=True)
 
 
 def _fatal(state: ResidencyState, event: Event) -> ResidencyState:
     if not event.error_class:
         raise IllegalEvent(event, "needs its class in error_class")
-    return replace(state, fatal=event.error_class)
+    return changed(state, fatal=event.error_class)
 
 
 def _close(state: ResidencyState, event: Event) -> ResidencyState:
-    return replace(state, closed=True)
+    return changed(state, closed=True)
 
 
 class Effect(Enum):

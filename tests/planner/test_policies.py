@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from kvtape.planner.blocks import Block, CacheClass, Flag
 from kvtape.planner.capabilities import Capabilities
+from kvtape.planner.events import Event, Op, Way
 from kvtape.planner.plan import BadBudget, BadScore, BadSpan, Plan
 from kvtape.planner.ranges import Range, RangeSet
 from kvtape.planner.ranked import plan_random, plan_scored
+from kvtape.planner.residency import ResidencyState, apply
 from kvtape.planner.specs import parse_policy
 from kvtape.planner.table import BlockTable
 from kvtape.planner.user_policy import (
@@ -237,6 +239,38 @@ def test_taking_an_ability_away_never_evicts_more(
         after = policy.plan(blocks, budget=budget, capabilities=replace(full, **{flag: False}), allow_recompute=allow)
         assert after is not None
         assert RangeSet(before.keep).issubset(RangeSet(after.keep))
+
+
+@given(
+    block_lists(scored=True, gaps=True),
+    budgets,
+    st.sampled_from(list(Way)[:3]),
+    st.sampled_from([*SCORED, "random:budget={},seed=5,recent=2", "class:budget={}", "stream:sink={},recent=2"]),
+)
+def test_a_plan_that_is_carried_out_leaves_what_it_keeps(blocks: list[Block], budget: int, way: Way, text: str) -> None:
+    """The blocks are computed, the others of the tape are gone, the plan's evictions run in descending start."""
+    found = parse_policy(text.format(budget + 3)).plan(blocks, budget=budget, capabilities=CAN)
+    assert found is not None
+    if not blocks:
+        return
+    end = max(b.stop for b in blocks)
+    holes = RangeSet([(0, end)]) - RangeSet((b.start, b.stop) for b in blocks)
+    state = ResidencyState()
+
+    def feed(op: Op, **columns: Any) -> None:
+        nonlocal state
+        event = Event(run_id="r", session_id="s", seq=state.next_seq, at_ns=0, op=op, turn=0, generation=0, **columns)
+        state = apply(state, event)
+
+    feed(Op.OPEN, n_tokens=end)
+    feed(Op.PREFILL, start=0, stop=end, cache_start=0)
+    for hole in holes:
+        feed(Op.EVICT, start=hole.start, stop=hole.stop, way=Way.GAP)
+    for ref in reversed(found.evict):
+        feed(Op.EVICT, start=ref.start, stop=ref.stop, way=way, blocks=(ref,), cold=True)
+    assert state.resident == RangeSet(found.keep)
+    assert state.resident_tokens == found.hot
+    assert state.cold_ranges.n_tokens == found.total - found.hot
 
 
 @given(st.permutations(range(12)), st.integers(3, 12))
