@@ -75,7 +75,7 @@ class Books:
         place = home.cache_start + tape_start - home.tape_start
         if end < place and end > 0:
             why = f"no row stands before cache position {place}, that of tape position {tape_start}"
-            raise UnsupportedOperation("computing it again", f"{why}; begin further left, or close the hole")
+            raise UnsupportedOperation("score", f"{why}; begin further left, or close the hole")
         return max(end, place)
 
     def append(self, tokens: Sequence[int], tape_start: int, cache_start: int) -> Books:
