@@ -134,7 +134,7 @@ TEXT = (
     "the wind from the north, and the number of the buoy, which was four hundred and twelve. Nobody asked him for "
     "the book until the war was over and a clerk from the harbour came up the stairs. The clerk wanted to know "
     "which ships had turned back, and why the page for the tenth of May was missing. It had been torn out by the "
-    "wind, he said, and then he "
+    "wind, he said, and then he said nothing more, because that was not the truth. "
 )
 QUESTION = "What was the number of the buoy?"
 
