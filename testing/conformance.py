@@ -12,7 +12,7 @@ from importlib import import_module
 
 from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import SessionConfig
-from kvtape.testing import scenarios, scoring, sessions
+from kvtape.testing import refusals, scenarios, scoring, sessions
 from kvtape.testing.bench import Bench, Factory, KeyReference, NotApplicable, NotConforming
 from kvtape.testing.lacking import LACKING
 
@@ -71,11 +71,11 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("score_probe", scoring.score_probe, ("attention_scores",), _SCORES),
     Scenario("score_window", scoring.score_window, ("attention_scores",), _SCORES),
     Scenario("take_mass", scoring.take_mass, ("attention_scores",), _SCORES),
-    Scenario("bad_tokens", scenarios.bad_tokens),
-    Scenario("bad_positions", scenarios.bad_positions),
-    Scenario("bad_blocks", scenarios.bad_blocks, ("cold_store", "remove_middle")),
-    Scenario("bad_snapshots", scenarios.bad_snapshots, ("snapshot_state",)),
-    Scenario("context_overflow", scenarios.context_overflow),
+    Scenario("bad_tokens", refusals.bad_tokens),
+    Scenario("bad_positions", refusals.bad_positions),
+    Scenario("bad_blocks", refusals.bad_blocks, ("cold_store", "remove_middle")),
+    Scenario("bad_snapshots", refusals.bad_snapshots, ("snapshot_state",)),
+    Scenario("context_overflow", refusals.context_overflow),
     Scenario("cancel", scenarios.cancel),
     Scenario("fault", scenarios.fault),
     Scenario("close", scenarios.close),
