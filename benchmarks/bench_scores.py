@@ -20,10 +20,10 @@ from kvtape.backends.protocol import Logits, SessionConfig
 from kvtape.cli.models import demo_model
 
 PROMPT_TOKENS = 1024
-AGAIN_TOKENS = 512
-DECODE_TOKENS = 48
+AGAIN_TOKENS = 128
+DECODE_TOKENS = 24
 PROBE_TOKENS = 32
-ROUNDS = 5
+ROUNDS = 7
 N_CTX = 2048
 TEXT = "The cache remembers what the page forgot, and the reader goes on to the next one. "
 

@@ -203,7 +203,8 @@ def _last_mask(tensor: Any) -> Floats:
 
 
 def _floats(address: int, n: int) -> Floats:
-    return np.ctypeslib.as_array((ctypes.c_float * n).from_address(address))
+    buffer: Any = (ctypes.c_float * n).from_address(address)
+    return np.frombuffer(buffer, np.float32)
 
 
 @contextmanager
