@@ -186,3 +186,54 @@ def test_rows_are_asked_for_only_where_they_are_needed() -> None:
 
     assert fold_columns(replace(columns, event=row)).tape_length == 80
     assert columns.op.dtype == np.int64
+
+
+def chat() -> list[Event]:
+    """Two turns and a suffix in one run: the tape is 6 long at seq 3, 9 at seq 5, 12 at the end."""
+    (opening,) = session()
+    steps: tuple[dict[str, Any], ...] = (
+        {"op": Op.PROMPT, "start": 0, "n_tokens": 6, "turn": 1},
+        {"op": Op.PREFILL, "start": 0, "stop": 6, "cache_start": 0, "turn": 1},
+        {"op": Op.PROMPT, "start": 6, "n_tokens": 9, "turn": 2},
+        {"op": Op.PREFILL, "start": 6, "stop": 9, "cache_start": 6, "turn": 2},
+        {"op": Op.PROMPT, "start": 9, "n_tokens": 3, "turn": 2, "reason": "suffix"},
+        {"op": Op.DECODE, "start": 9, "stop": 12, "cache_start": 9, "turn": 2},
+    )
+    return [opening, *(replace(opening, seq=i, **({"n_tokens": None} | s)) for i, s in enumerate(steps, start=1))]
+
+
+def test_turns_are_part_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = chat()
+    state = one_by_one(events)
+    assert (state.turn, state.prefix_length, state.tape_length) == (2, 9, 12)
+    before = one_by_one(events[:1])
+    monkeypatch.setattr(module, "apply", None)
+    assert fold_columns(EventColumns.of(events[1:]), before) == state
+
+
+@pytest.mark.parametrize(
+    ("seq", "wrong", "why"),
+    [
+        (1, {"start": 1}, "past the tape"),
+        (3, {"start": 7}, "past the tape"),
+        (3, {"n_tokens": 5}, "longer than the prompt"),
+        (3, {"n_tokens": None}, "needs start and n_tokens"),
+        (3, {"start": None}, "needs start and n_tokens"),
+        (3, {"turn": 1}, "expected turn 2"),
+        (3, {"turn": 3}, "expected turn 2"),
+        (3, {"generation": 1}, "expected generation 0"),
+        (5, {"start": 8}, "a suffix starts at the end"),
+        (5, {"start": 10}, "past the tape"),
+        (5, {"turn": 3}, "expected turn 2"),
+        (6, {"turn": 1}, "expected turn 2"),
+        (6, {"cache_start": 10}, "expected 9"),
+        (6, {"start": 10}, "the tape ends at 9"),
+    ],
+)
+def test_a_run_with_one_wrong_row_is_refused_there(seq: int, wrong: dict[str, Any], why: str) -> None:
+    events = chat()
+    events[seq] = replace(events[seq], **wrong)
+    kind, (message, at) = agree(events)
+    assert kind == "illegal"
+    assert why in message
+    assert at is events[seq]
