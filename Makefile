@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25' 'setuptools>=77' wheel
 	@echo "installing (the first time llama.cpp is compiled, some minutes)" >&2
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
@@ -61,6 +61,7 @@ format: setup ## rewrite the sources in the project's format
 
 docs: setup ## write the generated parts of the pages
 	$(BIN)/python docs/write_pages.py
+	$(BIN)/python -m kvtape.traces.document docs/log-schema.md
 
 bench: setup ## measure what the documents promise
 	$(BIN)/python benchmarks/run.py

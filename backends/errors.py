@@ -20,6 +20,7 @@ from enum import StrEnum
 
 __all__ = [
     "Cancelled",
+    "ChoiceFailed",
     "ContextOverflow",
     "EngineFault",
     "EnvironmentProblem",
@@ -44,6 +45,10 @@ class UsageError(KvtapeError):
 
 
 class InputRejected(UsageError):
+    pass
+
+
+class ChoiceFailed(UsageError):
     pass
 
 

@@ -19,6 +19,7 @@ from kvtape.backends.catalog import BlockCatalog, CatalogState, Stretch
 from kvtape.backends.cold_store import ColdStore
 from kvtape.backends.errors import (
     Cancelled,
+    ChoiceFailed,
     ContextOverflow,
     EngineFault,
     FatalClass,
@@ -81,6 +82,8 @@ _FATAL_OF = {
     "decode": FatalClass.DECODE_FAILED,
     "restore": FatalClass.STATE_RESTORE_FAILED,
 }
+
+_TAKEN_BACK = {Cancelled: "cancelled", ChoiceFailed: "choice_failed", ContextOverflow: "overflow"}
 
 
 class Session:
@@ -183,7 +186,8 @@ class Session:
     ) -> DecodeResult:
         """Generate up to `n` tokens, greedy unless `choose` is given; every one goes on the tape.
 
-        A token of `stop_tokens` (default: the model's end tokens) ends the run and is not put on the tape.
+        A token of `stop_tokens` (default: the model's end tokens) ends the run and is not put on the tape. Cancelled,
+        or when `choose` raises (ChoiceFailed), all its tokens are taken back, unless it has evicted for them.
         """
         parts = self._parts
         stops = parts.backend.facts.end_tokens if stop_tokens is None else stop_tokens
@@ -192,7 +196,10 @@ class Session:
 
         def choose_next(logits: Logits) -> int | None:
             nonlocal ended
-            token = pick(logits)
+            try:
+                token = pick(logits)
+            except Exception as err:
+                raise ChoiceFailed(f"choose raised {err!r}") from err
             if token is None:
                 ended = "chosen_none"
             elif token in stops:
@@ -206,13 +213,14 @@ class Session:
                 raise InputRejected("nothing to decode from: prefill at least one token first")
             parts.journal.emit(Op.GENERATE, parts.now(), n_tokens=n, reason=_stop_rule(choose, stops))
             produced: list[int] = []
-            while len(produced) < n and ended == "n":
-                try:
-                    produced += feeding.decode_run(self._parts, n - len(produced), choose_next)
-                except ContextOverflow:
-                    if not produced:
-                        raise
-                    ended = "context_full"
+            with self._roll_back(len(parts.tape)):
+                while len(produced) < n and ended == "n":
+                    try:
+                        produced += feeding.decode_run(parts, n - len(produced), choose_next)
+                    except ContextOverflow:
+                        if not produced:
+                            raise
+                        ended = "context_full"
             return DecodeResult(tuple(produced), ended)
 
     def evict(self, start: int, stop: int, *, reason: str = "asked") -> None:
@@ -388,22 +396,22 @@ class Session:
 
     @contextmanager
     def _roll_back(self, tape_length: int) -> Iterator[None]:
-        """Take back what a cancelled or overflowing operation had computed, unless it has evicted meanwhile.
+        """Take back what a cancelled or failed operation had computed, unless it has evicted meanwhile.
 
-        Then a cancelled one closes the session; after an overflow it goes on with the tokens that went in.
+        Then a cancelled one closes the session; otherwise it goes on with the tokens that went in.
         """
-        evictions = self._parts.evictions
+        evictions, logits = self._parts.evictions, self._parts.logits
         try:
             yield
-        except (Cancelled, ContextOverflow) as err:
+        except (Cancelled, ChoiceFailed, ContextOverflow) as err:
             is_cancel = isinstance(err, Cancelled)
             if self._parts.evictions != evictions:
                 if is_cancel:
                     self._parts.logits = None
                     self.close()
             elif len(self._parts.tape) > tape_length:
-                surgery.truncate(self._parts, tape_length, "cancelled" if is_cancel else "overflow")
-                self._parts.logits = None
+                surgery.truncate(self._parts, tape_length, _TAKEN_BACK[type(err)])
+                self._parts.logits = logits
             raise
 
     # -- the steps -----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,6 +52,7 @@ def _options(
 def run(argv: list[str] | None = None) -> int:
     """Parse and run `argv` (default: the process's arguments); the exit code."""
     args, debug = _take_debug(list(sys.argv[1:] if argv is None else argv))
+    _replace_closed_streams()
     try:
         command = typer.main.get_command(app)
         if _COMPLETION_VARIABLE in os.environ:
@@ -73,6 +75,13 @@ def run(argv: list[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         return _fail(*describe(err))
+
+
+def _replace_closed_streams() -> None:
+    """A process that was started with stdout or stderr closed (`>&-`) has None there."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _take_debug(args: list[str]) -> tuple[list[str], bool]:

@@ -77,7 +77,8 @@ def emit(
         if number and terminal:
             print()
         (_rich if terminal and section.columns else _plain)(section)
-    print(f"{digest_kind} digest {value}")
+    # In a pipe the result is for a program, which would take this line for data.
+    print(f"{digest_kind} digest {value}", file=sys.stdout if terminal else sys.stderr)
 
 
 def note(text: str) -> None:

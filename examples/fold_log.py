@@ -14,4 +14,4 @@ with open_log(sys.argv[1]) as log:
             state = apply(state, event)
             check_event(state, event)
             if event.op in RESIDENCY_OPS:
-                print(f"{event.seq:5} {event.op:9} {state.resident_tokens:5} resident: {state.resident}")
+                print(f"{event.seq:5} {event.op:9} {state.resident_tokens:5} resident:", *state.resident)

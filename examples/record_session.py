@@ -31,5 +31,5 @@ with Session(backend, policy, recorder, clock, run_id=run.run_id, session_id="s0
     status = session.ensure_prefix(engine.tokenize(Path(text).read_text(encoding="utf-8")))
     result = session.decode(32)
 recorder.seal()
-print(f"prefilled {status.prefilled}, resident {session.resident}, said {engine.detokenize(result.tokens)!r}")
+print(f"prefilled {status.prefilled}, said {engine.detokenize(result.tokens)!r}, resident:", *session.resident)
 engine.close()

@@ -15,7 +15,8 @@ Kind = Literal["u64", "i64", "bool", "text", "json", "op", "way", "placement", "
 class Field:
     """One column: `nullable` columns are None where the row has nothing to say, never 0 in its place.
 
-    `logical` columns take part in the logical digest; times, engine-dependent sizes and run ids do not.
+    `logical` columns take part in the logical digest; times, engine-dependent sizes and run ids do not. `chained` ones
+    are under the hash chain; content is not, its keyed hash is, so that content can be taken out of a log.
     """
 
     name: str
@@ -23,3 +24,4 @@ class Field:
     doc: str
     nullable: bool = True
     logical: bool = True
+    chained: bool = True

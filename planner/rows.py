@@ -164,7 +164,8 @@ TOKENS_FIELDS: tuple[Field, ...] = (
         nullable=False,
         logical=False,
     ),
-    Field("tokens", "tokens", "the token ids; NULL unless the session records content"),
+    Field("mac", "text", "keyed hash of start and token ids, hex", nullable=False, logical=False),
+    Field("tokens", "tokens", "the token ids; NULL unless the session records content", chained=False),
 )
 
 
@@ -176,4 +177,5 @@ class TokensRow:
     start: int
     n_tokens: int
     hashes: str
+    mac: str
     tokens: tuple[int, ...] | None

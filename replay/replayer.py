@@ -50,12 +50,11 @@ def replay(
     targets: Sequence[str],
     model_path: str | Path | None = None,
     *,
-    run_id: str | None = None,
     open_engine: OpenEngine = registry_open,
     progress: Progress | None = None,
     gate: Gate | None = None,
 ) -> ReplayReport:
-    """Replay a run of `log` (the default one) on each target spec.
+    """Replay the default run of `log` on each target spec.
 
     Raises SpecError and UsageError for what is asked wrongly (no target, no model, a log without content or of
     another model), EnvironmentProblem where an engine is missing, UnsupportedOperation where one cannot follow on
@@ -66,14 +65,17 @@ def replay(
         raise UsageError("nothing to replay on; name a backend, for example --on llama")
     if model_path is None:
         raise UsageError("a replay needs the model that was recorded; give its file with --model")
-    run = run_id or log.default_run().run_id
-    stories = [read_story(r, log.events(run, r.session_id), log.tokens(run, r.session_id)) for r in log.sessions(run)]
+    run = log.default_run()
+    stories = [
+        read_story(row, log.events(run.run_id, row.session_id), log.tokens(run.run_id, row.session_id))
+        for row in log.sessions(run.run_id)
+    ]
     if not stories:
-        raise UsageError(f"run {run} has no session to replay")
+        raise UsageError(f"run {run.run_id} has no session to replay")
     model = _Model(Path(model_path))
     for story in stories:
         _require_same_model(story.row, model)
-    digest = log.logical_digest(run)
+    digest = log.logical_digest(run.run_id)
     if model.weights is None:
         done = [_run_target(target, stories, model, open_engine, progress) for target in parsed]
         return _report(run, digest, stories, done, model, gate or Gate(), [[] for _ in done])
@@ -140,7 +142,7 @@ def _run_target(
 
 
 def _report(
-    run_id: str,
+    run: RunRow,
     log_digest: str,
     stories: Sequence[Story],
     done: Sequence[_TargetRuns],
@@ -159,7 +161,8 @@ def _report(
         failed = (below_gate(gate, t, stories, n) for t, n in zip(targets, numbers, strict=True))
         first = next((d for d in failed if d is not None), None)
     return ReplayReport(
-        run_id=run_id,
+        config_digest=run.config_digest,
+        seed=run.seed,
         log_digest=log_digest,
         model=model.fingerprint,
         first_divergence=first,

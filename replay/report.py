@@ -90,7 +90,8 @@ class BackendReport:
 class ReplayReport:
     """`equal` speaks for all backends; `first_divergence` is the earliest by session and seq."""
 
-    run_id: str
+    config_digest: str
+    seed: int | None
     log_digest: str
     model: str
     first_divergence: Divergence | None
@@ -111,6 +112,8 @@ class ReplayReport:
             "backends": [b.to_json(self.gate) for b in self.backends],
             "sessions": [s.to_json() for s in self.sessions],
             "notes": list(self.notes),
+            "config_digest": self.config_digest,
+            "seed": self.seed,
             "log_digest": self.log_digest,
             "model_fingerprint": self.model,
             "tolerances": {

@@ -12,7 +12,7 @@ from kvtape.planner.events import Event
 from kvtape.planner.rows import BlockRow, PlanRow, RunRow, SessionRow, TokensRow
 from kvtape.traces.codec import to_arrow
 from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SESSIONS, TABLES, TOKENS
-from kvtape.traces.tape import Tape
+from kvtape.traces.tape import Tape, content_mac
 
 __all__ = ["BatchBuilder", "Item"]
 
@@ -75,6 +75,7 @@ class BatchBuilder:
             start=event.start,
             n_tokens=len(tokens),
             hashes=_hex_list(hashes),
+            mac=content_mac(self._key, event.start, tokens),
             tokens=tokens if event.session_id in self._content else None,
         )
 

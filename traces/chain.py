@@ -47,7 +47,7 @@ def summarise(tables: Mapping[str, pa.Table]) -> BatchSummary:
         if data is None or data.num_rows == 0:
             continue
         rows += data.num_rows
-        digests[table.name] = [data.num_rows, table_digest(table.fields, data).hex()]
+        digests[table.name] = [data.num_rows, table_digest(table.chained, data).hex()]
     spans = span_list(tables["events"]) if "events" in tables else []
     return BatchSummary(rows, _compact(spans), _compact(digests))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,18 +27,26 @@ __all__ = [
     "check_whole",
     "create_log_file",
     "fsync_file",
+    "give_name",
     "one_line",
     "open_for_append",
     "open_read_only",
     "read_meta",
     "readable",
     "refuse_leftovers",
+    "unique_new",
     "wal_path",
 ]
 
 _MAGIC = b"DUCK"
 _MAGIC_AT = 8
 _HEADER_BYTES = 3 * 4096
+_READ_ONLY: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "lock_configuration": "true",
+}
 
 
 def wal_path(log: Path) -> Path:
@@ -53,11 +62,11 @@ def one_line(error: BaseException) -> str:
 def create_log_file(log: Path, meta: Mapping[str, str]) -> None:
     """Make the empty log appear under its name, whole. Raises LogExists when the name is taken."""
     refuse_leftovers(log)
-    fresh = log.with_name(log.name + ".new")
+    fresh = unique_new(log)
     try:
         build_file(fresh, meta)
         fsync_file(fresh)
-        _give_name(fresh, log)
+        give_name(fresh, log)
     except FileExistsError:
         raise LogExists(_exists(log)) from None
     finally:
@@ -66,17 +75,22 @@ def create_log_file(log: Path, meta: Mapping[str, str]) -> None:
     fsync_dir(log.parent)
 
 
-def _give_name(fresh: Path, log: Path) -> None:
-    """Name the file without writing over another one; a plain rename would."""
+def unique_new(path: Path) -> Path:
+    """A name beside `path` for what will take its name: recorders that start together must not share it."""
+    return path.with_name(f"{path.name}.new-{secrets.token_hex(4)}")
+
+
+def give_name(fresh: Path, path: Path) -> None:
+    """Name the file without writing over another one; a plain rename would. Raises FileExistsError."""
     try:
-        os.link(fresh, log)
+        os.link(fresh, path)
     except OSError as err:
         if err.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
         # A file system without hard links: there, two recorders that start at the same moment are not kept apart.
-        if log.exists():
-            raise FileExistsError(log) from None
-        fresh.rename(log)
+        if path.exists():
+            raise FileExistsError(path) from None
+        fresh.rename(path)
 
 
 def refuse_leftovers(log: Path) -> None:
@@ -183,9 +197,7 @@ def fsync_file(path: Path) -> None:
 def open_read_only(path: Path, shown: Path) -> duckdb.DuckDBPyConnection:
     """A connection that can neither write nor reach any other file. Raises LogUnreadable, LogLocked."""
     try:
-        return duckdb.connect(
-            str(path), read_only=True, config={"enable_external_access": "false", "lock_configuration": "true"}
-        )
+        return duckdb.connect(str(path), read_only=True, config=_READ_ONLY)
     except duckdb.IOException as err:
         if "lock" in str(err):
             raise LogLocked(f"{shown}: another process is recording into it") from None

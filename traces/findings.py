@@ -19,6 +19,7 @@ class FindingKind(StrEnum):
     STRAY = "stray"
     GAP = "gap"
     FOLD = "fold"
+    CONTENT = "content"
     CHAIN = "chain"
     BATCH_MISSING = "batch_missing"
     LOST_TAIL = "lost_tail"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
+from kvtape.traces.database import give_name, unique_new
 from kvtape.traces.errors import KeyMismatch
 
-__all__ = ["KEY_BYTES", "key_id", "key_path", "load_or_create_key"]
+__all__ = ["KEY_BYTES", "key_id", "key_path", "load_or_create_key", "stored_key"]
 
 KEY_BYTES = 32
 
@@ -22,21 +24,34 @@ def load_or_create_key(log: Path) -> bytes:
     """The log's key; drawn and written with mode 0600 when there is none. Raises KeyMismatch for a damaged file."""
     path = key_path(log)
     if not path.exists():
-        key = secrets.token_bytes(KEY_BYTES)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.write(descriptor, key)
-            os.fsync(descriptor)
-        except OSError:
-            path.unlink()  # else the next recording would take half a key for a damaged one
-            raise
-        finally:
-            os.close(descriptor)
-        return key
+        _create(path)
     key = path.read_bytes()
     if len(key) != KEY_BYTES:
         raise KeyMismatch(f"{path}: a key has {KEY_BYTES} bytes, this file {len(key)}; put the right key file back")
     return key
+
+
+def _create(path: Path) -> None:
+    """The key appears under its name whole: half a key, or another recorder's, must not be taken for this one."""
+    fresh = unique_new(path)
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(descriptor, secrets.token_bytes(KEY_BYTES))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        with suppress(FileExistsError):  # another recorder was quicker; its key is as good
+            give_name(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def stored_key(log: Path, wanted_id: str | None) -> bytes | None:
+    """The key beside the log; None when there is none or when it is not the one named `wanted_id`."""
+    path = key_path(log)
+    key = path.read_bytes() if path.is_file() else b""
+    return key if len(key) == KEY_BYTES and key_id(key) == wanted_id else None
 
 
 def key_id(key: bytes) -> str:

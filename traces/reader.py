@@ -155,7 +155,7 @@ class Log:
         except (duckdb.IOException, duckdb.FatalException, duckdb.InternalException) as err:
             raise LogUnreadable(f"{self.path}: torn or damaged ({one_line(err)})") from None
         except duckdb.Error as err:
-            if type(err) is duckdb.Error:  # a damaged block raises the bare base class, a wrong query never does
+            if str(err).startswith("Corrupt database file"):  # a damaged block raises the bare base class
                 raise LogUnreadable(f"{self.path}: torn or damaged ({one_line(err)})") from None
             raise SqlRejected(f"{self.path}: {one_line(err)}") from None
 

@@ -227,7 +227,7 @@ class Recorder:
     def _compare(self, event: Event, tokens: tuple[int, ...] | None) -> None:
         """A seq that is already there: the same content is a resend and dropped. Raises SequenceConflict."""
         self.flush()
-        check_same_event(self._writer.connection, event, tokens)
+        check_same_event(self._writer, event, tokens)
         mark = self._marks[event.session_id]
         if mark.stored is not None:
             with self._work:  # rebuilds the tape of a session that a dead process began

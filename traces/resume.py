@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import duckdb
-
 from kvtape.planner.events import Event, Op
 from kvtape.planner.rows import RunRow, SessionRow, TokensRow
 from kvtape.traces.batch import BatchBuilder
@@ -14,6 +12,7 @@ from kvtape.traces.errors import SequenceConflict
 from kvtape.traces.lost import lost_events
 from kvtape.traces.query import select_rows
 from kvtape.traces.schema import EVENTS, RUNS, SESSIONS, TOKENS
+from kvtape.traces.tape import content_mac
 from kvtape.traces.writer import LogWriter
 
 __all__ = ["Recorded", "check_same_event", "holds_run", "recorded_sessions"]
@@ -66,9 +65,9 @@ def recorded_sessions(writer: LogWriter, run_id: str, builder: BatchBuilder) -> 
     return found
 
 
-def check_same_event(connection: duckdb.DuckDBPyConnection, event: Event, tokens: tuple[int, ...] | None) -> None:
+def check_same_event(writer: LogWriter, event: Event, tokens: tuple[int, ...] | None) -> None:
     """Compare a resent event with the stored one. Raises SequenceConflict naming the first column that differs."""
-    with connection.cursor() as cursor:  # the writer's own connection may be busy
+    with writer.connection.cursor() as cursor:  # the writer's own connection may be busy
         where, params = "run_id = ? AND session_id = ? AND seq = ?", [event.run_id, event.session_id, event.seq]
         stored = select_rows(cursor, EVENTS, where, params)
         rows = select_rows(cursor, TOKENS, where, params)
@@ -82,5 +81,6 @@ def check_same_event(connection: duckdb.DuckDBPyConnection, event: Event, tokens
         was, now = getattr(old, column), getattr(event, column)
         if was != now:
             raise SequenceConflict(f"{name} came again with {column} {now!r}; the log has {was!r}")
-    if rows and rows[0].tokens is not None and rows[0].tokens != tokens:
+    macs = [row.mac for row in rows]
+    if macs != ([] if tokens is None or event.start is None else [content_mac(writer.key, event.start, tokens)]):
         raise SequenceConflict(f"{name} came again with other tokens")

@@ -28,7 +28,7 @@ def check_rows(table: Table, batch: int, summary: BatchSummary, rows: pa.Table) 
             yield Finding(FindingKind.EXTRA, detail, batch, table.name)
         return
     count, digest = recorded
-    if rows.num_rows == count and (not count or table_digest(table.fields, rows).hex() == digest):
+    if rows.num_rows == count and (not count or table_digest(table.chained, rows).hex() == digest):
         return
     if rows.num_rows < count:
         which = _missing_seqs(summary, rows) if table is EVENTS else ""
@@ -82,7 +82,7 @@ def _reordered(rows: pa.Table, digest: str) -> str:
     )
     index = by_time.schema.get_field_index("seq")
     put_back = by_time.set_column(index, "seq", rows.column("seq"))
-    if table_digest(EVENTS.fields, in_canonical_order(EVENTS, put_back)).hex() != digest:
+    if table_digest(EVENTS.chained, in_canonical_order(EVENTS, put_back)).hex() != digest:
         return ""
     now, then = by_time.column("seq").to_pylist(), rows.column("seq").to_pylist()
     moved = [f"seq {old} stands at {new}" for new, old in zip(now, then, strict=True) if new != old]

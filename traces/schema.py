@@ -98,6 +98,11 @@ class Table:
     def columns(self) -> tuple[str, ...]:
         return tuple(f.name for f in self.fields)
 
+    @property
+    def chained(self) -> tuple[Field, ...]:
+        """The fields under the hash chain."""
+        return tuple(f for f in self.fields if f.chained)
+
 
 RUNS = Table("runs", RUN_FIELDS, RunRow, ("run_id",))
 SESSIONS = Table("sessions", SESSION_FIELDS, SessionRow, ("run_id", "session_id"))

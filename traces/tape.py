@@ -14,13 +14,20 @@ from collections.abc import Sequence
 
 from kvtape.planner.events import Event, Op
 
-__all__ = ["BLOCK_TOKENS", "TOKEN_OPS", "Tape"]
+__all__ = ["BLOCK_TOKENS", "TOKEN_OPS", "Tape", "content_mac"]
 
 BLOCK_TOKENS = 32
 _HASH_BYTES = 8
+_MAC_BYTES = 16
 
 TOKEN_OPS = frozenset({Op.PREFILL, Op.DECODE, Op.RECOMPUTE})
 """The events that bring tokens; each gets a row in `tokens`."""
+
+
+def content_mac(key: bytes, start: int, tokens: Sequence[int]) -> str:
+    """Keyed hash (hex) of the tokens of one row and of where they stand: what the hash chain covers of content."""
+    raw = start.to_bytes(8, "little") + array("i", tokens).tobytes()
+    return hashlib.blake2b(raw, digest_size=_MAC_BYTES, key=key, person=b"kvtape content").hexdigest()
 
 
 class Tape:

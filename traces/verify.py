@@ -1,4 +1,4 @@
-"""Verify a log: every row against the chain, the chain against the sidecar."""
+"""Verify a log: every row against the chain, the chain against the sidecar, token ids against their keyed hashes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 
 from kvtape.planner.residency import IllegalEvent, ResidencyMismatch
 from kvtape.traces.chain_check import check_chain
+from kvtape.traces.content_check import check_content, holds_content
 from kvtape.traces.database import readable
 from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.findings import Finding, FindingKind
+from kvtape.traces.keys import key_path, stored_key
 from kvtape.traces.reader import Log, open_log
 
 __all__ = ["Finding", "FindingKind", "VerifyResult", "verify"]
@@ -32,8 +34,14 @@ def verify(path: str | Path) -> VerifyResult:
     with open_log(path) as log:
         with readable(log.path):
             report = check_chain(log.connection, log.meta, log.head)
-            findings = [*report.findings, *_fold_findings(log, report.findings), *_head_findings(log)]
-        return VerifyResult(not findings, tuple(findings), report.rows, report.batches, report.digest, log.notice)
+            key = stored_key(log.path, log.meta.get("key_id"))
+            content = [] if key is None else list(check_content(log.connection, key))
+            findings = [*report.findings, *content, *_fold_findings(log, report.findings), *_head_findings(log)]
+            notice = log.notice
+            if key is None and holds_content(log.connection):
+                blind = f"{key_path(log.path).name} is not there or not this log's: token ids were not checked"
+                notice = blind if notice is None else f"{notice}; {blind}"
+        return VerifyResult(not findings, tuple(findings), report.rows, report.batches, report.digest, notice)
 
 
 def _head_findings(log: Log) -> list[Finding]:

@@ -69,7 +69,7 @@ _TURNS = View(
         arg_max(resident_tokens, seq) FILTER (resident_tokens IS NOT NULL) AS resident_tokens
     FROM events WHERE turn > 0 GROUP BY run_id, session_id, turn
     """,
-    "SELECT turn, prompt_tokens, reused, forgotten, prefilled, completion_tokens FROM turns ORDER BY turn",
+    "SELECT session_id, turn, prompt_tokens, reused, forgotten, prefilled FROM turns ORDER BY ALL",
 )
 
 _COLD_BLOCKS = View(
@@ -113,7 +113,7 @@ _COLD_BLOCKS = View(
     FROM left_by c LEFT JOIN undone u ON u.run_id = c.run_id AND u.session_id = c.session_id
         AND u.cold_from_seq = c.cold_from_seq AND u.block_id = c.block_id
     """,
-    "SELECT block_id, start, stop, cold_until_seq - cold_from_seq AS events_away FROM cold_blocks",
+    "SELECT session_id, block_id, start, stop, cold_until_seq - cold_from_seq AS away FROM cold_blocks ORDER BY ALL",
 )
 
 _RESIDENCY = View(
@@ -149,7 +149,7 @@ _RESIDENCY = View(
     FROM events e LEFT JOIN per_event c USING (run_id, session_id, seq)
     WINDOW so_far AS (PARTITION BY e.run_id, e.session_id ORDER BY e.seq)
     """,
-    "SELECT seq, op, resident_tokens, cold_tokens FROM residency WHERE op IN ('evict', 'admit') ORDER BY seq",
+    "SELECT session_id, seq, op, resident_tokens, cold_tokens FROM residency WHERE op = 'evict' ORDER BY ALL",
 )
 
 _REUSE = View(
@@ -172,7 +172,7 @@ _REUSE = View(
     FROM turns WHERE prefix_tokens > 0 AND reused IS NOT NULL
     WINDOW so_far AS (PARTITION BY run_id, session_id ORDER BY turn)
     """,
-    "SELECT turn, round(reused_share, 3) AS share, round(session_reused_share, 3) AS so_far FROM reuse ORDER BY turn",
+    "SELECT session_id, turn, reused_share, session_reused_share FROM reuse ORDER BY ALL",
 )
 
 _WHY_PREFILLED = View(
@@ -325,7 +325,7 @@ _DECISIONS = View(
         coalesce(d.cold_evicts, 0)::UBIGINT AS cold_evicts, d.elapsed_ns::UBIGINT AS evict_ns
     FROM plans p JOIN events e USING (run_id, session_id, seq) LEFT JOIN done d USING (run_id, session_id, seq)
     """,
-    'SELECT seq, "trigger", total_tokens, hot_tokens, evicts, evicted_tokens FROM decisions ORDER BY seq',
+    'SELECT session_id, seq, "trigger", total_tokens, hot_tokens, evicts FROM decisions ORDER BY ALL',
 )
 
 VIEWS: tuple[View, ...] = (

@@ -9,6 +9,7 @@ import pytest
 from kvtape.backends.clock import ManualClock
 from kvtape.backends.errors import (
     Cancelled,
+    ChoiceFailed,
     ContextOverflow,
     InputRejected,
     SessionClosed,
@@ -318,6 +319,19 @@ def test_cancel_rolls_back_to_the_start_of_the_operation() -> None:
     assert len(toy.rows) == 10
     assert [e.reason for e in sink.events if e.op is Op.TRUNCATE] == ["cancelled"]
     session.prefill_suffix([5])
+
+
+def test_what_a_failing_choice_had_decoded_is_taken_back_and_the_session_goes_on() -> None:
+    session, ledger, sink = make(n_ctx=256)
+    session.ensure_prefix([1, 2, 3])
+    left = iter(range(40))
+
+    with pytest.raises(ChoiceFailed, match="StopIteration"):
+        session.decode(60, choose=lambda _: next(left))
+    assert session.tape == (1, 2, 3)
+    assert len(ledger.rows) == 3
+    assert [str(e.op) for e in sink.events[-2:]] == ["truncate", "refuse"]
+    assert len(session.decode(5).tokens) == 5
 
 
 def test_cancel_of_a_sliding_prefill_closes_the_session_without_a_fatal() -> None:

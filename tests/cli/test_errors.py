@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +76,11 @@ def test_the_line_is_one_line_and_names_the_remedy() -> None:
 
 def test_another_missing_module_is_an_internal_error() -> None:
     assert describe(ModuleNotFoundError("no", name="something_else"))[0] == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_are_no_traceback(closed: str, tmp_path: Path) -> None:
+    command = f"'{sys.executable}' -m kvtape.cli verify '{tmp_path / 'gone.duckdb'}' {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -117,7 +117,9 @@ def test_json_is_sorted_exact_and_names_its_digest(capsys: pytest.CaptureFixture
 
 def test_a_pipe_gets_tab_separated_lines(capsys: pytest.CaptureFixture[str]) -> None:
     emit("thing", {}, [Section("title", ("a", "b"), [(1, None), (0.5, "x\ty")])], as_json=False, digest="d")
-    assert capsys.readouterr().out == "# title\na\tb\n1\t-\n0.5\tx y\nreport digest d\n"
+    printed = capsys.readouterr()
+    assert printed.out == "# title\na\tb\n1\t-\n0.5\tx y\n"
+    assert printed.err == "report digest d\n"
 
 
 def test_canonical_json_refuses_what_json_has_no_word_for() -> None:

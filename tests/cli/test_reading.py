@@ -34,10 +34,10 @@ def test_show_is_the_fold_at_every_event(log: Path) -> None:
 
 
 def test_show_for_people(log: Path) -> None:
-    out = kvtape("show", log).out
-    assert "# session main" in out
-    assert "resident\t" in out
-    assert "logical digest " in out
+    shown = kvtape("show", log)
+    assert "# session main" in shown.out
+    assert "resident\t" in shown.out
+    assert "logical digest " in shown.err
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,11 @@ def test_record_a_session_and_fold_its_log(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny.gguf")
     log = tmp_path / "new.duckdb"
     out = run("record_session.py", model, ROOT / "examples" / "text" / "harbour.txt", log)
-    assert "resident RangeSet([0, 4)" in out
+    assert "resident: [0, 4) [" in out
     folded = run("fold_log.py", log)
     assert "session s0 on llama, policy stream:sink=4,recent=252" in folded
     assert " evict " in folded
+    assert "resident: [0, 4) [" in folded
 
 
 THIRD_PARTY = ROOT / "examples" / "third_party"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kvtape.planner.events import BlockRef, Event, Op
 from kvtape.planner.fields import Field, Kind
 from kvtape.planner.rows import RunRow, SessionRow
+from kvtape.traces.keys import key_path
 from kvtape.traces.recorder import Recorder
 from kvtape.traces.schema import ENUMS, EVENTS, Table
 from support.scripted import Script
@@ -110,6 +111,7 @@ def write_log(path: Path, scripts: Sequence[Script] = (), *, seal: bool = True, 
     for made in scripts or (script(),):
         record_script(recorder, made, content=content)
     recorder.seal() if seal else recorder.close()
+    key_path(path).write_bytes(KEY)  # as if it had been drawn for this log
     return path
 
 

@@ -147,5 +147,6 @@ class Script:
                 start=event.start or 0,
                 n_tokens=len(_tokens),
                 hashes=json.dumps([]),
+                mac="",
                 tokens=tuple(_tokens),
             )

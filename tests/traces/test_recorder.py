@@ -93,6 +93,17 @@ def test_without_content_only_hashes_are_stored(log: Path) -> None:
         assert all(json.loads(t.hashes) for t in rows)
 
 
+def test_other_tokens_are_a_conflict_without_stored_content_too(log: Path) -> None:
+    prefill = event(0, Op.PREFILL, start=0, stop=3, n_tokens=3)
+    with recorder(log) as rec:
+        rec.open_session(session_row(content=False))
+        rec.record(prefill, tokens=[1, 2, 3])
+        rec.record(prefill, tokens=[1, 2, 3])
+        for other in ([1, 2, 4], None):
+            with pytest.raises(SequenceConflict, match="other tokens"):
+                rec.record(prefill, tokens=other)
+
+
 def test_a_gap_is_refused_and_the_right_event_still_goes_in(log: Path) -> None:
     with recorder(log) as rec:
         rec.open_session(session_row())
@@ -417,7 +428,7 @@ def test_sealing_leaves_one_file_and_the_same_rows(log: Path) -> None:
         assert back.notice is None
         assert back.head is not None
         assert back.head.sealed
-    assert {p.name for p in log.parent.iterdir()} == {"a.duckdb", "a.duckdb.head.json"}
+    assert {p.name for p in log.parent.iterdir()} == {"a.duckdb", "a.duckdb.head.json", "a.duckdb.key"}
 
 
 @pytest.mark.parametrize("sealed", [True, False])

@@ -10,7 +10,7 @@ import pytest
 from kvtape.planner.events import Op
 from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.findings import FindingKind as Kind
-from kvtape.traces.keys import key_id
+from kvtape.traces.keys import key_id, key_path
 from kvtape.traces.recorder import Recorder
 from kvtape.traces.sidecar import head_path
 from kvtape.traces.verify import VerifyResult, verify
@@ -62,7 +62,7 @@ def test_an_edited_row_names_its_batch_and_what_the_fold_says(good: Path, tmp_pa
         ("events", "UPDATE events SET reason = '' WHERE seq = 3 AND session_id = 's1'"),
         ("events", "UPDATE events SET way = 'rebased' WHERE seq = 3 AND session_id = 's1'"),
         ("events", "UPDATE events SET resident_digest = resident_digest # 1 WHERE seq = 3 AND session_id = 's1'"),
-        ("tokens", "UPDATE tokens SET tokens = list_reverse(tokens) WHERE seq = 1 AND session_id = 's1'"),
+        ("tokens", "UPDATE tokens SET mac = '' WHERE seq = 1 AND session_id = 's1'"),
         ("tokens", "UPDATE tokens SET hashes = '[]' WHERE seq = 1 AND session_id = 's1'"),
         ("sessions", "UPDATE sessions SET threads = 2 WHERE session_id = 's1'"),
         ("runs", "UPDATE runs SET config = '{\"a\":1}'"),
@@ -73,6 +73,31 @@ def test_any_edited_column_of_any_table_is_seen(good: Path, tmp_path: Path, tabl
     bad = edit_log(good, tmp_path / "bad.duckdb", [sql], rechain=False)
     altered = [f for f in found(verify(bad)) if f[0] is Kind.ALTERED]
     assert [f[2] for f in altered] == [table]
+
+
+EDITED_IDS = "UPDATE tokens SET tokens = list_reverse(tokens) WHERE seq = 1 AND session_id = 's1'"
+
+
+@pytest.mark.parametrize("rechain", [False, True])
+def test_edited_token_ids_are_seen_by_their_keyed_hash(good: Path, tmp_path: Path, rechain: bool) -> None:
+    bad = edit_log(good, tmp_path / "bad.duckdb", [EDITED_IDS], rechain=rechain)
+    assert found(verify(bad)) == [(Kind.CONTENT, batch_of(good, 1, "s1"), "tokens")]
+
+
+@pytest.mark.parametrize("key", [None, bytes(32)], ids=["gone", "another"])
+def test_without_the_key_verify_says_that_it_did_not_look_at_token_ids(
+    good: Path, tmp_path: Path, key: bytes | None
+) -> None:
+    bad = edit_log(good, tmp_path / "bad.duckdb", [EDITED_IDS], rechain=False)
+    key_path(bad).unlink() if key is None else key_path(bad).write_bytes(key)
+    result = verify(bad)
+    assert result.ok
+    assert "token ids were not checked" in (result.notice or "")
+
+
+def test_a_log_whose_content_was_taken_out_still_verifies(good: Path, tmp_path: Path) -> None:
+    redacted = edit_log(good, tmp_path / "redacted.duckdb", ["UPDATE tokens SET tokens = NULL"], rechain=False)
+    assert verify(redacted) == verify(good)
 
 
 def test_a_missing_row_is_named(good: Path, tmp_path: Path) -> None:

@@ -9,9 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from kvtape.traces import database as database_module
+from kvtape.traces import keys as keys_module
 from kvtape.traces import writer as writer_module
 from kvtape.traces.codec import to_arrow
 from kvtape.traces.errors import LogExists, LogWriteFailed
+from kvtape.traces.keys import key_id, key_path
 from kvtape.traces.reader import open_log
 from kvtape.traces.schema import EVENTS, RUNS, SESSIONS
 from kvtape.traces.sidecar import read_head
@@ -80,3 +83,26 @@ def test_a_file_system_without_hard_links_gets_its_log_and_nothing_is_written_ov
     with pytest.raises(LogExists):
         LogWriter.create(path, run_row(), KEY)
     assert verify(path).ok
+
+
+@pytest.mark.parametrize("step", ["key", "file"])
+def test_of_two_recorders_that_start_together_one_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The second one comes while the first writes its key, or has made its file but not named it yet."""
+    path = tmp_path / "a.duckdb"
+    module = keys_module if step == "key" else database_module
+    original = module.give_name
+
+    def late(fresh: Path, target: Path) -> None:
+        monkeypatch.undo()
+        LogWriter.create(path, run_row()).close()
+        original(fresh, target)
+
+    monkeypatch.setattr(module, "give_name", late)
+    with pytest.raises(LogExists, match="already there"):
+        LogWriter.create(path, run_row())
+    assert verify(path).ok
+    with open_log(path) as log:
+        assert log.meta["key_id"] == key_id(key_path(path).read_bytes())
+    assert {p.name for p in tmp_path.iterdir()} == {"a.duckdb", "a.duckdb.head.json", "a.duckdb.key"}
