@@ -50,7 +50,7 @@ def feed(parts: Parts, tokens: list[int], stretches: Sequence[Stretch], start: i
         )
         counters = {}
         parts.tokens_since_plan += n
-        parts.logits = result.logits
+        parts.logits, parts.probed = result.logits, None
         done += n
 
 
@@ -85,5 +85,5 @@ def decode_run(parts: Parts, wanted: int, choose: Choose) -> tuple[int, ...]:
         kv_bytes=parts.resident_bytes(),
     )
     parts.tokens_since_plan += len(run.tokens)
-    parts.logits = run.logits
+    parts.logits, parts.probed = run.logits, None
     return run.tokens

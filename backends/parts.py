@@ -10,12 +10,13 @@ from pathlib import Path
 from kvtape.backends.catalog import BlockCatalog
 from kvtape.backends.cold_store import ColdStore
 from kvtape.backends.journal import Journal
-from kvtape.backends.protocol import Backend, Logits
+from kvtape.backends.protocol import AttentionMass, Backend, Logits
 from kvtape.planner.blocks import Block
 from kvtape.planner.events import Way
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency import ResidencyState
 from kvtape.planner.rows import BlockRow, PlanRow, SessionRow
+from kvtape.planner.scores import MassHistory
 from kvtape.planner.specs import PolicySpec
 
 __all__ = ["Parts", "session_row"]
@@ -37,6 +38,8 @@ class Parts:
     tokens_since_plan: int = 0
     evictions: int = 0
     last_plan: PlanRow | None = None
+    history: MassHistory = field(default_factory=MassHistory)
+    probed: AttentionMass | None = None
 
     @property
     def state(self) -> ResidencyState:

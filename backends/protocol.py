@@ -26,6 +26,7 @@ from kvtape.planner.ranges import RangeSet
 from kvtape.planner.rows import BlockRow, PlanRow, SessionRow
 
 __all__ = [
+    "AttentionMass",
     "Backend",
     "Choose",
     "Clock",
@@ -115,6 +116,23 @@ class Witness:
     mirror: KvRows | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionMass:
+    """Attention that queries paid to resident rows, by tape position.
+
+    `tape_positions` int64 `[n_rows]`, ascending. `layers`: model layers, ascending. `mass` float32
+    `[n_layers, n_rows]`: summed over query heads and queries. `peak` float32 `[n_layers, n_rows]`: the largest
+    head's sum over queries. A layer's whole mass is `n_heads * n_queries`, less what the queries paid to rows that
+    are not resident now (their own, for a probe).
+    """
+
+    tape_positions: npt.NDArray[np.int64]
+    layers: tuple[int, ...]
+    n_queries: int
+    mass: npt.NDArray[np.float32]
+    peak: npt.NDArray[np.float32]
+
+
 class Backend(Protocol):
     """One native context. `facts` of the model; `n_ctx` is the effective context in tokens."""
 
@@ -169,6 +187,20 @@ class Backend(Protocol):
 
     def restore(self, snapshot: bytes) -> None:
         """Put a snapshot of this session's model and configuration back. StateRejected changes nothing."""
+
+    def score(self, tokens: Sequence[int], tape_start: int, layers: Sequence[int] | None = None) -> AttentionMass:
+        """Compute `tokens` as if they stood at `tape_start`, and say what their queries attended to.
+
+        `tape_start` at the tape's end is a probe. Below it, `tokens` are what stands there (the last window): they
+        are computed again over the rows before them. Only rows before `tape_start` are scored. Nothing remains:
+        books, memory and later logits are as if it had not been called. `layers` None: all. Needs attention_scores.
+        """
+
+    def take_mass(self) -> AttentionMass:
+        """What every query computed since the last call paid to the rows that are resident now; all layers.
+
+        Needs attention_scores: the option `scores=on`, which accumulates while computing.
+        """
 
     def books(self) -> Layout:
         """The backend's own account of its rows."""

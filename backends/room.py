@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from kvtape.backends import surgery
+from kvtape.backends import scoring, surgery
 from kvtape.backends.errors import ContextOverflow
 from kvtape.backends.parts import Parts
 from kvtape.planner.events import Op, Way
 from kvtape.planner.plan import Plan
 from kvtape.planner.rows import PlanRow
 
-__all__ = ["make_room", "rows_before_plan"]
+__all__ = ["make_room", "plan_now", "rows_before_plan"]
 
 
 def rows_before_plan(parts: Parts) -> int:
@@ -44,6 +44,13 @@ def make_room(parts: Parts, incoming: int) -> int:
     return min(incoming, parts.free_rows, _positions_left(parts))
 
 
+def plan_now(parts: Parts) -> None:
+    """Plan and evict down to the policy's limit, less one for the next token, whatever is resident."""
+    limit = parts.policy.limit(parts.n_ctx)
+    if parts.policy.evicts and parts.state.resident_tokens >= limit:
+        _plan_and_evict(parts, 1, limit, "asked")
+
+
 def _plan_and_evict(parts: Parts, incoming: int, limit: int, trigger: str) -> None:
     began = parts.now()
     blocks = parts.catalog.resident(parts.state.resident)
@@ -51,7 +58,7 @@ def _plan_and_evict(parts: Parts, incoming: int, limit: int, trigger: str) -> No
         return
     budget = max(1, limit - incoming)
     plan = parts.policy.plan(
-        blocks,
+        scoring.scored(parts, blocks),
         budget=budget,
         capabilities=parts.backend.capabilities,
         allow_recompute=parts.allow_recompute,

@@ -9,39 +9,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
-from kvtape.backends import feeding, prefix, surgery
-from kvtape.backends.catalog import BlockCatalog, CatalogState, Stretch
+from kvtape.backends import feeding, prefix, room, scoring, surgery
+from kvtape.backends.catalog import BlockCatalog, Stretch
 from kvtape.backends.cold_store import ColdStore
 from kvtape.backends.errors import (
-    Cancelled,
     ChoiceFailed,
     ContextOverflow,
-    EngineFault,
-    FatalClass,
     InputRejected,
-    SessionClosed,
-    SessionFatal,
     UnknownBlock,
     UnsupportedOperation,
     UsageError,
 )
-from kvtape.backends.exclusive import Exclusive
 from kvtape.backends.explain import Explanation, explain
+from kvtape.backends.guard import GuardedSession, Snapshot
 from kvtape.backends.journal import Journal
 from kvtape.backends.parts import Parts, session_row
 from kvtape.backends.prefix import Reuse
-from kvtape.backends.protocol import Backend, Choose, Clock, EventSink, Logits
-from kvtape.planner.blocks import BlockError, PromptSegment
+from kvtape.backends.protocol import AttentionMass, Backend, Choose, Clock, EventSink, Logits
+from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.events import Op, Placement, Way
-from kvtape.planner.plan import PlanError
 from kvtape.planner.ranges import RangeSet
-from kvtape.planner.specs import PolicySpec, SpecError
-from kvtape.traces.errors import LogWriteFailed
+from kvtape.planner.specs import PolicySpec
 
 __all__ = ["DecodeResult", "PrefixStatus", "Session", "SuffixStatus"]
 
@@ -69,24 +60,7 @@ class DecodeResult:
     stopped: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    blob: bytes
-    tape: tuple[int, ...]
-    catalog: CatalogState
-
-
-_FATAL_OF = {
-    "ensure_prefix": FatalClass.PREFILL_FAILED,
-    "prefill_suffix": FatalClass.PREFILL_FAILED,
-    "decode": FatalClass.DECODE_FAILED,
-    "restore": FatalClass.STATE_RESTORE_FAILED,
-}
-
-_TAKEN_BACK = {Cancelled: "cancelled", ChoiceFailed: "choice_failed", ContextOverflow: "overflow"}
-
-
-class Session:
+class Session(GuardedSession):
     """One conversation on one backend.
 
     `allow_recompute` defaults to whether a cold store is configured, and to true with `evict_by="recompute"`, which
@@ -110,7 +84,7 @@ class Session:
         if evict_by not in ("native", "recompute"):
             raise UsageError(f"evict_by {evict_by!r}: choose native or recompute")
         budget = backend.config.cold_budget_tokens
-        self._parts = Parts(
+        parts = Parts(
             backend=backend,
             journal=Journal(sink, clock, run_id, session_id),
             catalog=BlockCatalog(policy.block),
@@ -119,11 +93,8 @@ class Session:
             allow_recompute=budget > 0 or evict_by == "recompute" if allow_recompute is None else allow_recompute,
             evict_by_recompute=evict_by == "recompute",
         )
+        super().__init__(parts)
         self._check_ways(policy)
-        self._exclusive = Exclusive()
-        self._fatal: SessionFatal | None = None
-        self._closed = False
-        self._snapshots: dict[int, _Snapshot] = {}
         self._restore_cost: dict[str, int] | None = None
         sink.open_session(session_row(self._parts, run_id, session_id, content=content))
         began = self._parts.now()
@@ -252,6 +223,21 @@ class Session:
         with self._operation("compact"):
             return surgery.compact(self._parts, "asked")
 
+    def score(self, tokens: Sequence[int]) -> AttentionMass:
+        """What `tokens` would attend to behind the tape, for instance a question; nothing of them remains.
+
+        A policy that ranks by a probe uses it until the tape grows. Needs attention_scores.
+        """
+        with self._operation("score"):
+            self._require("attention_scores", "score")
+            prefix.check_tokens(self._parts, tokens)
+            return scoring.probe(self._parts, tokens)
+
+    def plan_now(self) -> None:
+        """Plan and evict at once, down to one token below the policy's limit."""
+        with self._operation("plan_now"):
+            room.plan_now(self._parts)
+
     def set_policy(self, policy: PolicySpec) -> None:
         """Use another policy from now on; plans record which one ruled."""
         with self._operation("set_policy"):
@@ -271,7 +257,7 @@ class Session:
             began = parts.now()
             blob = parts.backend.snapshot()
             snapshot_id = len(self._snapshots)
-            self._snapshots[snapshot_id] = _Snapshot(blob, tuple(parts.tape), parts.catalog.copy_blocks())
+            self._snapshots[snapshot_id] = Snapshot(blob, tuple(parts.tape), parts.catalog.copy_blocks(), parts.history)
             parts.journal.emit(
                 Op.SNAPSHOT,
                 began,
@@ -294,6 +280,7 @@ class Session:
             parts.backend.restore(saved.blob)
             parts.tape[:] = saved.tape
             parts.catalog.restore_blocks(saved.catalog)
+            parts.history, parts.probed = saved.history, None
             self._parts.logits = None
             elapsed = parts.now() - began
             # What the engine has back; what of it can be reused is the event's resident_tokens, from the fold.
@@ -315,123 +302,6 @@ class Session:
         """The whole account: works on open, fatal and closed sessions alike."""
         fatal = self._fatal
         return explain(self._parts, None if fatal is None else fatal.cause_message, self._closed, self._restore_cost)
-
-    def cancel(self) -> None:
-        """Ask the running operation to stop, from any thread; it raises Cancelled."""
-        self._parts.backend.cancel()
-
-    def close(self) -> None:
-        """End the session in the ordinary way; idempotent, and allowed after a fatal.
-
-        An operation that runs in another thread is cancelled first.
-        """
-        with self._exclusive.hold("close", urge=self.cancel):
-            self._end("fatal" if self._fatal else "asked")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    # -- the guard around every operation ------------------------------------------------------------------------
-
-    @contextmanager
-    def _operation(self, name: str) -> Iterator[None]:
-        with self._exclusive.hold(name), self._guarded(name):
-            yield
-
-    @contextmanager
-    def _guarded(self, name: str) -> Iterator[None]:
-        if self._fatal is not None:
-            raise SessionFatal(self._fatal.fatal_class, self._fatal.cause_message)
-        if self._closed:
-            raise SessionClosed(f"{name}: the session was closed; open another")
-        try:
-            yield
-        except EngineFault as fault:
-            raise self._go_fatal(fault.fatal_class, str(fault)) from fault
-        except (UsageError, Cancelled, BlockError, PlanError, SpecError) as err:
-            if not self._closed:
-                self._record_refusal(name, err)
-            raise
-        except LogWriteFailed:
-            self._abandon()
-            raise
-        except Exception as err:
-            # Whatever it was, it left the engine and the fold in doubt of each other.
-            raise self._go_fatal(_FATAL_OF.get(name, FatalClass.STREAM_NOT_REVERSIBLE), repr(err)) from err
-        except BaseException:
-            # Ctrl-C may strike between any two steps, also between an engine's work and its event.
-            with suppress(Exception):
-                self._end("interrupted")
-            raise
-
-    def _go_fatal(self, fatal_class: FatalClass, message: str) -> SessionFatal:
-        """Record the first cause, free the native context for good, and give the error to raise."""
-        self._fatal = SessionFatal(fatal_class, message)
-        self._parts.logits = None
-        try:
-            self._parts.journal.emit(Op.FATAL, self._parts.now(), error_class=str(fatal_class), reason=message)
-        finally:
-            self._release()
-        return self._fatal
-
-    def _end(self, reason: str) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            self._parts.journal.emit(Op.CLOSE, self._parts.now(), reason=reason)
-        finally:
-            self._release()
-
-    def _abandon(self) -> None:
-        """The log cannot be written any more: what the engine does could not be told, so the session ends here."""
-        self._closed = True
-        self._release()
-
-    def _release(self) -> None:
-        """Free the native context, the cold store and the snapshots."""
-        self._parts.backend.close()
-        if self._parts.cold is not None:
-            self._parts.cold.clear()
-        self._snapshots.clear()
-
-    def _record_refusal(self, operation: str, err: Exception) -> None:
-        detail = None
-        if isinstance(err, ContextOverflow):
-            detail = json.dumps({"available": err.available, "needed": err.needed})
-        try:
-            self._parts.journal.emit(
-                Op.REFUSE,
-                self._parts.now(),
-                error_class=type(err).__name__,
-                reason=f"{operation}: {err}",
-                detail=detail,
-            )
-        except LogWriteFailed:
-            self._abandon()
-            raise
-
-    @contextmanager
-    def _roll_back(self, tape_length: int) -> Iterator[None]:
-        """Take back what a cancelled or failed operation had computed, unless it has evicted meanwhile.
-
-        Then a cancelled one closes the session; otherwise it goes on with the tokens that went in.
-        """
-        evictions, logits = self._parts.evictions, self._parts.logits
-        try:
-            yield
-        except (Cancelled, UsageError) as err:
-            if self._parts.evictions != evictions:
-                if isinstance(err, Cancelled):
-                    self._parts.logits = None
-                    self._end("asked")
-            elif len(self._parts.tape) > tape_length:
-                surgery.truncate(self._parts, tape_length, _TAKEN_BACK.get(type(err), "refused"))
-                self._parts.logits = logits
-            raise
 
     # -- the steps -----------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ def truncate(parts: Parts, tape_stop: int, reason: str) -> int:
         way, calls, computed = Way.RECOMPUTE, result.calls, result.tokens
     removed = len(parts.tape) - tape_stop
     del parts.tape[tape_stop:]
+    parts.history, parts.probed = parts.history.truncate(tape_stop), None
     shorter = parts.catalog.truncate(tape_stop)
     parts.journal.emit(
         Op.TRUNCATE,

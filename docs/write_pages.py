@@ -8,7 +8,7 @@ from pathlib import Path
 from kvtape.cli.reference import reference
 
 DOCS = Path(__file__).parent
-ROOMS = ("planner", "capacity", "traces", "backends", "backends/llama", "backends/openvino", "replay", "cli")
+ROOMS = ("planner", "capacity", "traces", "backends", "backends/llama", "backends/openvino", "replay", "cli", "testing")
 BEGIN, END = "<!-- modules -->", "<!-- end of modules -->"
 
 

@@ -9,8 +9,10 @@ from enum import IntFlag, StrEnum
 from kvtape.planner.ranges import Range
 
 __all__ = [
+    "CLASS_RANK",
     "DEFAULT_BLOCK",
     "NO_FLAGS",
+    "PROTECTING",
     "Block",
     "BlockError",
     "CacheClass",
@@ -35,10 +37,11 @@ class CacheClass(StrEnum):
     @property
     def rank(self) -> int:
         """0 for the most protected class; a higher rank is evicted first."""
-        return _RANK[self]
+        return CLASS_RANK[self]
 
 
-_RANK = {c: rank for rank, c in enumerate(CacheClass)}
+CLASS_RANK = {c: rank for rank, c in enumerate(CacheClass)}
+"""`CacheClass.rank` as a table."""
 
 _CLASS_OF_KIND = {
     "system": CacheClass.TASK_PINNED,
@@ -67,8 +70,9 @@ class Flag(IntFlag):
 
 NO_FLAGS = Flag(0)
 
-# Plain integers: flag arithmetic on the enum costs a microsecond a block.
-_PROTECTING = int(Flag.PINNED | Flag.SINK | Flag.RECENT)
+# A plain integer: flag arithmetic on the enum costs a microsecond a block.
+PROTECTING = int(Flag.PINNED | Flag.SINK | Flag.RECENT)
+"""The flags that protect a block."""
 
 
 def default_class(kind: str, stable: bool = False) -> CacheClass:
@@ -104,7 +108,7 @@ class Block:
     @property
     def protected(self) -> bool:
         """Whether the block itself, without any span of a plan, may not be evicted."""
-        return bool(int(self.flags) & _PROTECTING) or self.cache_class is CacheClass.TASK_PINNED
+        return bool(int(self.flags) & PROTECTING) or self.cache_class is CacheClass.TASK_PINNED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from kvtape.planner.plan import BadBudget
+from kvtape.planner.plan_errors import BadBudget
 
 __all__ = ["DerivedBudget", "derive_budget", "ratio_budget"]
 

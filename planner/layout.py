@@ -93,7 +93,16 @@ def next_cache_position(layout: Layout) -> int:
 
 def append(layout: Layout, tape_start: int, n_tokens: int, cache_start: int) -> Layout:
     """The layout with `n_tokens` more rows. Raises ValueError on an overlap."""
-    return normalise((*layout, Segment(tape_start, n_tokens, cache_start)))
+    new = Segment(tape_start, n_tokens, cache_start)
+    last = layout[-1] if layout else None
+    if last is None or n_tokens <= 0 or cache_start < last.cache_stop:
+        return normalise((*layout, new))
+    if any(s.tape_stop > tape_start for s in layout):
+        return normalise((*layout, new))
+    # Behind every row in the tape and in the cache, as nearly all tokens come: nothing to sort.
+    if last.cache_stop == cache_start and last.tape_stop == tape_start:
+        return (*layout[:-1], Segment(last.tape_start, last.length + n_tokens, last.cache_start))
+    return (*layout, new)
 
 
 def remove(layout: Layout, start: int, stop: int) -> Layout:

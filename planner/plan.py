@@ -8,17 +8,17 @@ class     keep       evict in order until it fits     keep
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from itertools import pairwise
-from operator import attrgetter
+from dataclasses import dataclass
+
+import numpy as np
 
 from kvtape.planner.blocks import Block
 from kvtape.planner.capabilities import Capabilities
-from kvtape.planner.events import BlockRef
-from kvtape.planner.ranges import Range, RangeSet
+from kvtape.planner.outcome import Diagnostic, Plan, make_plan
+from kvtape.planner.plan_errors import BadBudget, BadScore, BadSpan, InvalidBlock, OverlappingBlocks, PlanError
+from kvtape.planner.spans import Free, free_parts
+from kvtape.planner.table import BlockTable, Ints
 from kvtape.planner.ways import Positions, available_ways
 
 __all__ = [
@@ -31,45 +31,11 @@ __all__ = [
     "Plan",
     "PlanError",
     "StreamPolicy",
+    "as_table",
+    "check_budget",
+    "first_until",
     "plan_hot_set",
 ]
-
-
-class PlanError(ValueError):
-    """The inputs cannot be planned; the message names the block or the number at fault."""
-
-
-class BadBudget(PlanError):
-    """A budget that is negative, zero or no whole number: an empty cache is never planned in silence."""
-
-
-class BadSpan(PlanError):
-    """A negative sink or recent span."""
-
-
-class InvalidBlock(PlanError):
-    """A block that is empty, negative or bears an id that another block has."""
-
-
-class OverlappingBlocks(PlanError):
-    """Two blocks that share tape positions."""
-
-
-class BadScore(PlanError):
-    """A score that is NaN or infinite."""
-
-
-class Diagnostic(StrEnum):
-    """What a plan has to say beside its lists."""
-
-    STREAM_UNSUPPORTED = "stream_unsupported"
-    """No way to evict, so a stream plan keeps everything."""
-    EVICT_UNSUPPORTED = "evict_unsupported"
-    """The same on the class path."""
-    OVER_BUDGET = "over_budget"
-    """What is kept exceeds the budget."""
-    SCORES_INCOMPLETE = "scores_incomplete"
-    """Some candidates bear a score and some none, so the order is by recency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +47,8 @@ class StreamPolicy:
     enabled: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What stays and what goes; all sizes in tokens, all lists in tape order, every input token in exactly one.
-
-    `keep` are merged ranges, `kept_blocks` the blocks behind them as they were given (the SINK and RECENT marks
-    of a plan are its own and do not stick). A block that was split stands in `kept_blocks` as its kept fragments
-    and in `evict` as the rest, all under its own id. `overshoot_tokens` were evicted beyond what the budget asked.
-    Evictions are executed in descending start.
-    """
-
-    budget: int
-    total: int
-    hot: int
-    protected: int
-    over_budget: bool
-    overshoot_tokens: int
-    keep: tuple[Range, ...]
-    evict: tuple[BlockRef, ...]
-    kept_blocks: tuple[Block, ...]
-    diagnostics: tuple[str, ...]
-
-
-# start, stop, whether it may not be evicted, the block it is (a part of)
-_Piece = tuple[int, int, bool, Block]
-
-
 def plan_hot_set(
-    blocks: Iterable[Block],
+    blocks: Iterable[Block] | BlockTable,
     *,
     budget: int,
     sink: int = 0,
@@ -119,7 +59,7 @@ def plan_hot_set(
     split: bool = False,
     positions: Positions = "auto",
 ) -> Plan:
-    """Which blocks stay, of those resident now, in any order.
+    """Which blocks stay, of those resident now, in any order; a `BlockTable` saves reading and sorting them again.
 
     Blocks overlapping `[0, sink)` or `[end - recent, end)` (end: the largest stop; with a stream policy the wider
     of both spans) are protected whole, or with `split` cut at the border. With a stream policy every unprotected
@@ -133,128 +73,51 @@ def plan_hot_set(
     streams = stream is not None and stream.enabled
     if stream is not None and stream.enabled:
         sink, recent = max(sink, stream.sink), max(recent, stream.recent)
-    _check_numbers(budget, sink, recent)
-    ordered = _checked(blocks)
-    pieces = _pieces(ordered, sink, recent, split)
-    total = sum(b.stop - b.start for b in ordered)
-    diagnostics: list[str] = []
-    victims: list[int] = []
+    check_budget(budget)
+    table = as_table(blocks)
+    free = free_parts(table, sink, recent, split)
+    said: list[str] = []
     if not available_ways(capabilities, allow_recompute, positions):
-        diagnostics.append(Diagnostic.STREAM_UNSUPPORTED if streams else Diagnostic.EVICT_UNSUPPORTED)
+        victims = np.empty(0, dtype=np.int64)
+        said.append(Diagnostic.STREAM_UNSUPPORTED if streams else Diagnostic.EVICT_UNSUPPORTED)
     elif streams:
-        victims = [i for i, piece in enumerate(pieces) if not piece[2]]
+        victims = np.flatnonzero(free.mask)
     else:
-        victims = _class_victims(pieces, total - budget, capabilities.attention_scores, diagnostics)
-    return _assemble(pieces, victims, budget, total, diagnostics)
+        victims = _class_victims(table, free, budget, capabilities.attention_scores, said)
+    return make_plan(table, free, victims, budget, said)
 
 
-def _check_numbers(budget: int, sink: int, recent: int) -> None:
+def as_table(blocks: Iterable[Block] | BlockTable) -> BlockTable:
+    """`blocks` as a table. Raises InvalidBlock, OverlappingBlocks, BadScore."""
+    return blocks if isinstance(blocks, BlockTable) else BlockTable(blocks)
+
+
+def check_budget(budget: int) -> None:
+    """Raises BadBudget unless `budget` is a whole number of at least one token."""
     if not isinstance(budget, int) or isinstance(budget, bool):
         raise BadBudget(f"budget {budget!r} is no whole number of tokens; round it up first")
     if budget < 0:
         raise BadBudget(f"budget {budget} is negative")
     if budget == 0:
         raise BadBudget("budget 0 would leave an empty cache; give at least 1 token")
-    if sink < 0 or recent < 0:
-        raise BadSpan(f"sink {sink} and recent {recent} must not be negative")
 
 
-def _checked(blocks: Iterable[Block]) -> list[Block]:
-    """The blocks in tape order, each valid and none overlapping."""
-    ordered = sorted(blocks, key=attrgetter("start", "stop", "block_id"))
-    end = 0
-    before: Block | None = None
-    for block in ordered:
-        if not 0 <= block.start < block.stop or block.block_id < 0:
-            raise InvalidBlock(
-                f"block {block.block_id} [{block.start}, {block.stop}) needs 0 <= start < stop and an id"
-            )
-        if block.start < end:
-            raise OverlappingBlocks(f"block {block.block_id} [{block.start}, {block.stop}) overlaps {before}")
-        if block.score is not None and not math.isfinite(block.score):
-            raise BadScore(f"block {block.block_id} [{block.start}, {block.stop}) has score {block.score}")
-        end, before = block.stop, block
-    if len({b.block_id for b in ordered}) != len(ordered):
-        ids = sorted(b.block_id for b in ordered)
-        twice = next(a for a, b in pairwise(ids) if a == b)
-        raise InvalidBlock(f"block id {twice} is used twice")
-    return ordered
-
-
-def _pieces(ordered: list[Block], sink: int, recent: int, split: bool) -> list[_Piece]:
-    """The blocks, protected or not; with `split` those that straddle a border in up to three pieces."""
-    recent_start = max(0, ordered[-1].stop - recent) if ordered else 0
-    pieces: list[_Piece] = []
-    for block in ordered:
-        start, stop = block.start, block.stop
-        middle = (max(start, sink), min(stop, recent_start))
-        if block.protected or middle[0] >= middle[1]:
-            pieces.append((start, stop, True, block))
-        elif middle == (start, stop):
-            pieces.append((start, stop, False, block))
-        elif not split:
-            pieces.append((start, stop, True, block))
-        else:
-            if start < middle[0]:
-                pieces.append((start, middle[0], True, block))
-            pieces.append((*middle, False, block))
-            if middle[1] < stop:
-                pieces.append((middle[1], stop, True, block))
-    return pieces
-
-
-def _class_victims(pieces: list[_Piece], excess: int, use_scores: bool, diagnostics: list[str]) -> list[int]:
-    """Indices of the pieces to evict, greedily in order until `excess` tokens are gone."""
+def first_until(order: Ints, lengths: Ints, excess: int) -> Ints:
+    """The head of `order` (indices) whose `lengths` add up to at least `excess` tokens; all of it when they do not."""
     if excess <= 0:
-        return []
-    candidates = [i for i, piece in enumerate(pieces) if not piece[2]]
-    n_scored = sum(1 for i in candidates if pieces[i][3].score is not None) if use_scores else 0
-    by_score = 0 < n_scored == len(candidates)
-    if n_scored and not by_score:
-        diagnostics.append(Diagnostic.SCORES_INCOMPLETE)
-
-    def order(i: int) -> tuple[float, ...]:
-        start, stop, _, block = pieces[i]
-        score = block.score if by_score and block.score is not None else 0.0
-        return (-block.cache_class.rank, score, block.last_used, start, stop)
-
-    victims: list[int] = []
-    for i in sorted(candidates, key=order):
-        if excess <= 0:
-            break
-        victims.append(i)
-        excess -= pieces[i][1] - pieces[i][0]
-    return victims
+        return order[:0]
+    freed = np.cumsum(lengths[order])
+    return order[: int(np.searchsorted(freed, excess)) + 1]
 
 
-def _assemble(pieces: list[_Piece], victims: list[int], budget: int, total: int, diagnostics: list[str]) -> Plan:
-    gone = set(victims)
-    cut = {pieces[i][3].block_id for i in victims}
-    evict: list[BlockRef] = []
-    kept: list[Block] = []
-    last: Block | None = None
-    for i, (start, stop, _, block) in enumerate(pieces):
-        if i in gone:
-            evict.append(BlockRef(block.block_id, start, stop))
-        elif block.block_id in cut:
-            # The hash was of the whole block's tokens.
-            kept.append(replace(block, start=start, stop=stop, token_hash=None))
-        elif block is not last:
-            kept.append(block)
-            last = block
-    evicted = sum(ref.stop - ref.start for ref in evict)
-    hot = total - evicted
-    if hot > budget:
-        diagnostics.append(Diagnostic.OVER_BUDGET)
-    return Plan(
-        budget=budget,
-        total=total,
-        hot=hot,
-        protected=sum(p[1] - p[0] for p in pieces if p[2]),
-        over_budget=hot > budget,
-        overshoot_tokens=max(0, evicted - max(0, total - budget)),
-        keep=RangeSet((b.start, b.stop) for b in kept).ranges,
-        evict=tuple(evict),
-        kept_blocks=tuple(kept),
-        diagnostics=tuple(diagnostics),
-    )
+def _class_victims(table: BlockTable, free: Free, budget: int, use_scores: bool, said: list[str]) -> Ints:
+    """Indices of the blocks to evict, greedily in order until the rest fits."""
+    excess = int((table.stops - table.starts).sum()) - budget
+    if excess <= 0:
+        return np.empty(0, dtype=np.int64)
+    scored = ~np.isnan(table.scores[free.mask]) if use_scores else np.zeros(0, dtype=np.bool_)
+    by_score = scored.size > 0 and bool(scored.all())
+    if scored.any() and not by_score:
+        said.append(Diagnostic.SCORES_INCOMPLETE)
+    order = table.order(by_score)
+    return first_until(order[free.mask[order]], free.lengths, excess)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from kvtape.backends.errors import InputRejected
+from kvtape.backends.errors import InputRejected, UnsupportedOperation
 from kvtape.planner import layout as lay
 from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet
@@ -39,12 +39,44 @@ class Books:
         spans = [np.arange(s.cache_start, s.cache_stop, dtype=np.int64) for s in self.layout]
         return np.concatenate(spans) if spans else np.zeros(0, np.int64)
 
+    def tape_positions(self) -> npt.NDArray[np.int64]:
+        """Of every row, ascending."""
+        spans = [np.arange(s.tape_start, s.tape_stop, dtype=np.int64) for s in self.layout]
+        return np.sort(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
+
+    def tape_positions_at(self, cache_positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Of the rows at these cache positions, in the same order. Raises InputRejected where no row stands."""
+        known = self.cache_positions()
+        spans = [np.arange(s.tape_start, s.tape_stop, dtype=np.int64) for s in self.layout]
+        at = np.searchsorted(known, cache_positions)
+        if len(cache_positions) and (
+            not len(known) or not np.array_equal(known.take(at, mode="clip"), cache_positions)
+        ):
+            raise InputRejected("a cache position that is not on the books")
+        return np.concatenate(spans)[at] if len(cache_positions) else np.zeros(0, np.int64)
+
     def cache_start_of(self, start: int, stop: int) -> int:
         """Cache position of tape position `start`; `[start, stop)` must be one run in tape and cache."""
         home = next((s for s in self.layout if s.tape_start <= start and stop <= s.tape_stop), None)
         if home is None or not start < stop:
             raise InputRejected(f"[{start}, {stop}) is not one run of resident rows")
         return home.cache_start + start - home.tape_start
+
+    def place_behind(self, tape_start: int) -> int:
+        """Cache position at which a token of `tape_start` stands or, when it is not here, would be computed.
+
+        Never before a row that comes earlier in the tape. Raises UnsupportedOperation when there is a hole right
+        before it.
+        """
+        end = lay.next_cache_position(lay.cut(self.layout, tape_start))
+        home = next((s for s in self.layout if s.tape_start <= tape_start < s.tape_stop), None)
+        if home is None:
+            return end
+        place = home.cache_start + tape_start - home.tape_start
+        if end < place and end > 0:
+            why = f"no row stands before cache position {place}, that of tape position {tape_start}"
+            raise UnsupportedOperation("score", f"{why}; begin further left, or close the hole")
+        return max(end, place)
 
     def append(self, tokens: Sequence[int], tape_start: int, cache_start: int) -> Books:
         """With these rows too; they may stand anywhere that is free in the tape and in the cache."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.errors import EnvironmentProblem
+from kvtape.backends.llama.attention import AttentionTap
 from kvtape.backends.llama.native import NativeModel, engine_log, library
 
 __all__ = ["GGML_TYPES", "LIVE", "SCRATCH", "ContextParams", "NativeContext"]
@@ -44,16 +45,18 @@ class ContextParams:
 class NativeContext:
     """A unified context with two sequences. Raises EnvironmentProblem when the engine refuses to create it.
 
-    `allocated_bytes` is what the engine says it allocated for its caches (rounded to 0.01 MiB in its log).
+    `allocated_bytes` is what the engine says it allocated for its caches (rounded to 0.01 MiB in its log). A `tap` can
+    be given only here: the engine takes an evaluation callback when a context is created.
     """
 
-    def __init__(self, model: NativeModel, params: ContextParams) -> None:
+    def __init__(self, model: NativeModel, params: ContextParams, tap: AttentionTap | None = None) -> None:
         lib = library()
         self._lib = lib
         self._model = model
         self._n_batch = params.n_batch
         mark = engine_log.mark()
-        self._context = lib.llama_init_from_model(model.pointer, _native_params(lib, params))
+        self._tap = tap
+        self._context = lib.llama_init_from_model(model.pointer, _native_params(lib, params, tap))
         if not self._context:
             raise EnvironmentProblem(f"llama.cpp cannot create this context: {engine_log.quote(mark)}")
         self._free = weakref.finalize(self, lib.llama_free, self._context)
@@ -82,14 +85,21 @@ class NativeContext:
     def decode(self, tokens: npt.NDArray[np.int32], position: int, sequence: int, *, want_logits: bool) -> int:
         """Run `tokens` at consecutive positions; the engine's return code, 0 for success.
 
-        Tokens must be in the vocabulary and at most n_batch; `want_logits` is for the last token alone.
+        Tokens must be in the vocabulary and at most n_batch; `want_logits` is for the last token alone. Raises TapError
+        when attention that was wanted could not be read.
         """
         context = self._live
         n = len(tokens)
         assert 0 < n <= self._n_batch, f"{n} tokens in a batch of {self._n_batch}"
         assert sequence in (LIVE, SCRATCH), f"sequence {sequence}"
         self._batch.fill(tokens, position, sequence, want_logits)
-        return int(self._lib.llama_decode(context, self._batch.struct))
+        if self._tap is None:
+            return int(self._lib.llama_decode(context, self._batch.struct))
+        with self._tap.watch(lambda: self.set_stop(True)) as check:
+            code = int(self._lib.llama_decode(context, self._batch.struct))
+            if code == 0:
+                check(n)
+        return code
 
     def logits(self) -> npt.NDArray[np.float32]:
         """A copy of the last token's logits, float32 `[n_vocab]`; only after a decode that returned 0."""
@@ -197,8 +207,10 @@ class _Batch:
         self._logits[n - 1] = want_logits
 
 
-def _native_params(lib: Any, params: ContextParams) -> Any:
+def _native_params(lib: Any, params: ContextParams, tap: AttentionTap | None) -> Any:
     native = lib.llama_context_default_params()
+    if tap is not None:
+        native.cb_eval = tap.callback
     native.n_ctx = params.n_ctx
     native.n_batch = params.n_batch
     native.n_ubatch = params.n_ubatch

@@ -16,10 +16,12 @@ from kvtape.backends.errors import (
     SessionClosed,
     UnsupportedOperation,
 )
+from kvtape.backends.llama.attention import AttentionTap, TapError
 from kvtape.backends.llama.books import Books
 from kvtape.backends.llama.context import NativeContext
 from kvtape.backends.llama.decoder import Decoder
-from kvtape.backends.llama.gates import gates_of, memory_facts
+from kvtape.backends.llama.gates import NO_SCORES, gates_of, memory_facts, no_scores_reason
+from kvtape.backends.llama.mass import AttentionRecord
 from kvtape.backends.llama.memory import LiveMemory, MemoryFault
 from kvtape.backends.llama.native import NativeModel
 from kvtape.backends.llama.options import context_params, parse_llama_options, storage_bytes
@@ -44,13 +46,17 @@ class SessionCore:
         self.config = config
         self._shape = shape
         self._row_bytes = storage_bytes(shape, config.kv_type_k, config.kv_type_v)
-        self._context = NativeContext(model, params)
-        self.n_ctx = self._context.n_ctx - CONTEXT_PADDING
         self._memory_facts = memory_facts(model)
+        tap, no_scores = self._open_tap() if options.scores else (None, NO_SCORES)
+        self._context = NativeContext(model, params, tap)
+        self.n_ctx = self._context.n_ctx - CONTEXT_PADDING
         self._memory = LiveMemory(self._context, self._memory_facts)
         self._decoder = Decoder(self._context, config.chunk)
         self._codec = StateCodec(facts.fingerprint, engine_version, config, self.n_ctx, swa_full=options.swa_full)
         self._books = Books()
+        self._attention: AttentionRecord | None = None
+        if tap is not None:
+            self._attention = AttentionRecord(tap, self._memory, self._context.n_ctx, shape.n_layer)
         self._fault: EngineFault | None = None
         self.closed = False
         gates = gates_of(
@@ -58,13 +64,16 @@ class SessionCore:
             kv_type_k=config.kv_type_k,
             cold_budget=config.cold_budget_tokens,
             can_shift=self._context.can_shift,
+            no_scores=no_scores,
         )
         try:
-            self._gates = prove(gates, self._memory_facts, self._memory, self._decoder, facts.n_vocab)
+            self._gates = prove(gates, self._memory_facts, self._memory, self._decoder, facts.n_vocab, self._attention)
         except BaseException:
             self.close()
             raise
         self.capabilities = self._gates.capabilities
+        if not self.capabilities.attention_scores:
+            self._attention = None
 
     def refusal(self, operation: str) -> str | None:
         """Why this capability is false; None where it is true. Raises UsageError for a name that is none."""
@@ -74,6 +83,16 @@ class SessionCore:
         """Free the native context. Idempotent, and the one thing allowed after a fault."""
         self.closed = True
         self._context.close()
+
+    def _open_tap(self) -> tuple[AttentionTap | None, str | None]:
+        """A tap, or None and why there is none."""
+        reason = no_scores_reason(self._memory_facts)
+        if reason is not None:
+            return None, reason
+        try:
+            return AttentionTap(), None
+        except TapError as err:
+            return None, str(err)
 
     def _require_usable(self) -> None:
         if self.closed:
@@ -119,10 +138,41 @@ class SessionCore:
             self._settle(before)
             raise
 
+    @contextmanager
+    def _scratch_dropped_on_error(self) -> Iterator[None]:
+        """Empty the scratch sequence when the body raises anything but a failure of the engine."""
+        try:
+            yield
+        except (EngineFault, MemoryFault):
+            raise
+        except BaseException:
+            self._memory.drop_scratch()
+            raise
+
     def _settle(self, books: Books) -> None:
         """Take the books over once the engine's memory agrees with them."""
         self._memory.confirm(books.cache_positions())
         self._books = books
+        if self._attention is not None:
+            self._attention.retain(books)
+
+    def _fold_attention(self) -> None:
+        """Before cells move or become free: attention counted by cell is put down by tape position."""
+        if self._attention is not None:
+            self._attention.fold(self._books)
+
+    def _forget_attention(self) -> None:
+        """All rows were replaced."""
+        if self._attention is not None:
+            self._attention.forget()
+
+    @contextmanager
+    def _counting_attention(self) -> Iterator[None]:
+        if self._attention is None:
+            yield
+            return
+        with self._attention.counting():
+            yield
 
     def _need(self, operation: str, flag: str) -> None:
         why = self._gates.refusal(flag)
@@ -140,6 +190,7 @@ class SessionCore:
         gone = np.setdiff1d(self._books.cache_positions(), kept)
         if not len(gone):
             return
+        self._fold_attention()
         if not len(kept):
             self._memory.clear()
             self._settle(books)

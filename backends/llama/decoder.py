@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.errors import Cancelled, EngineFault, FatalClass
+from kvtape.backends.llama.attention import TapError
 from kvtape.backends.llama.context import NativeContext
 from kvtape.backends.llama.native import engine_log
 from kvtape.backends.protocol import Computed
@@ -58,7 +59,10 @@ class Decoder:
             piece = tokens[start : start + self._chunk]
             is_last = start + self._chunk >= len(tokens)
             mark = engine_log.mark()
-            code = self._decode(piece, position + start, sequence, want_logits=is_last)
+            try:
+                code = self._decode(piece, position + start, sequence, want_logits=is_last)
+            except TapError as err:
+                raise EngineFault(failure, f"{len(piece)} tokens at cache position {position + start}: {err}") from err
             calls += 1
             if code == _STOPPED:
                 self.raise_if_cancelled()

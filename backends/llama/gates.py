@@ -14,12 +14,12 @@ from kvtape.backends.errors import UsageError
 from kvtape.backends.llama.native import NativeModel
 from kvtape.planner.capabilities import Capabilities
 
-__all__ = ["Gates", "MemoryFacts", "MemoryKind", "gates_of", "memory_facts"]
+__all__ = ["NO_SCORES", "Gates", "MemoryFacts", "MemoryKind", "gates_of", "memory_facts", "no_scores_reason"]
 
 MemoryKind = Literal["plain", "windowed", "hybrid", "recurrent"]
 
 _SCALED_ROPE = frozenset({"longrope", "yarn"})
-_NO_SCORES = "llama.cpp sessions have no score source"
+NO_SCORES = "the session was opened without a score source (option scores=on)"
 _NO_SPARSE = "llama.cpp has no sparse prefill pattern"
 
 
@@ -72,10 +72,17 @@ def _rope_factor(model: NativeModel) -> str | None:
     return None
 
 
-def gates_of(facts: MemoryFacts, *, kv_type_k: str, cold_budget: int, can_shift: bool) -> Gates:
-    """The gates. `can_shift` is the engine's answer; on a windowed model it means that both caches have one size."""
-    reasons = {"attention_scores": _NO_SCORES, "sparse_attention": _NO_SPARSE}
+def gates_of(
+    facts: MemoryFacts, *, kv_type_k: str, cold_budget: int, can_shift: bool, no_scores: str | None = NO_SCORES
+) -> Gates:
+    """The gates. `can_shift` is the engine's answer; on a windowed model it means that both caches have one size.
+
+    `no_scores` says why there are no attention scores; None that there may be.
+    """
+    reasons = {"sparse_attention": _NO_SPARSE}
     reasons |= _memory_reasons(facts, can_shift)
+    if no_scores is not None:
+        reasons["attention_scores"] = no_scores
     shift = _shift_reason(facts, kv_type_k, can_shift)
     if shift is not None:
         reasons.setdefault("position_shift", shift)
@@ -99,6 +106,15 @@ def _memory_reasons(facts: MemoryFacts, equal_caches: bool) -> dict[str, str]:
         return {"cold_store": f"{span} when it is exported"}
     lost = f"{span}, so older ones that would be seen again are gone (option swa_full=yes keeps them)"
     return {"cold_store": lost, "recompute_range": lost, "remove_tail": lost}
+
+
+def no_scores_reason(facts: MemoryFacts) -> str | None:
+    """Why attention on this kind of memory has no meaning or no probe; None where it may be tried."""
+    if facts.kind in ("recurrent", "hybrid"):
+        return f"the model's memory is {facts.kind}: not every layer pays attention to tokens"
+    if facts.kind == "windowed":
+        return "a probe's tokens may take the places of windowed rows that the session still holds"
+    return None
 
 
 def _shift_reason(facts: MemoryFacts, kv_type_k: str, can_shift: bool) -> str | None:

@@ -50,6 +50,10 @@ class LiveMemory:
 
         A recurrent memory has one cell for all tokens, so there only its last position counts.
         """
+        return np.sort(self.cell_positions(sequence, n_expected))
+
+    def cell_positions(self, sequence: int, n_expected: int) -> Positions:
+        """The same in the order of the cells."""
         if self._facts.kind == "recurrent":
             return np.arange(self._context.position_max(sequence) + 1, dtype=np.int64)
         extended = self._facts.multi_rope
@@ -57,7 +61,7 @@ class LiveMemory:
         found = parse_cells(start, extended=extended)
         if isinstance(found, int):
             raise MemoryFault(f"the engine holds {found} rows, {n_expected} are on the books")
-        return np.sort(found.astype(np.int64))
+        return found.astype(np.int64)
 
     def confirm(self, expected: Positions, sequence: int = LIVE) -> None:
         """Raise MemoryFault unless the engine holds exactly these positions (ascending)."""
@@ -135,9 +139,9 @@ class LiveMemory:
             self._pending_shift = True
             self.flush()
 
-    def share_below(self, stop: int) -> None:
-        """Let the scratch sequence hold the live rows below `stop` too."""
-        self._context.copy(LIVE, SCRATCH, 0, stop)
+    def share(self, start: int, stop: int) -> None:
+        """Let the scratch sequence hold the live rows at `[start, stop)` too."""
+        self._context.copy(LIVE, SCRATCH, start, stop)
 
     def adopt_staged(self, start: int, stop: int) -> None:
         """Give the scratch rows at `[start, stop)` to the live sequence and empty the scratch one."""

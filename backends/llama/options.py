@@ -19,6 +19,7 @@ __all__ = ["LlamaOptions", "context_params", "parse_llama_options", "storage_byt
 
 _OPTIONS: Final = {
     "n_ubatch": Option(int, 128, (1, 2**16)),
+    "scores": Option(str, "off", ("on", "off")),
     "swa_full": Option(bool, False),
 }
 _WIDTHS: Final = {"bf16": 2, "f16": 2, "f32": 4}
@@ -26,15 +27,20 @@ _WIDTHS: Final = {"bf16": 2, "f16": 2, "f32": 4}
 
 @dataclass(frozen=True, slots=True)
 class LlamaOptions:
-    """`n_ubatch`: tokens per graph, at most the chunk. `swa_full`: keep every row of windowed layers."""
+    """`n_ubatch`: tokens per graph, at most the chunk. `swa_full`: keep every row of windowed layers.
+
+    `scores`: read the attention of every query while computing.
+    """
 
     n_ubatch: int
+    scores: bool
     swa_full: bool
 
 
 def parse_llama_options(options: Mapping[str, str]) -> LlamaOptions:
     """Read `SessionConfig.options`. Raises UsageError that names the known keys or the allowed values."""
-    return LlamaOptions(**read_options("llama", options, _OPTIONS))
+    given = read_options("llama", options, _OPTIONS)
+    return LlamaOptions(given["n_ubatch"], given["scores"] == "on", given["swa_full"])
 
 
 def context_params(config: SessionConfig, options: LlamaOptions, shape: ModelShape) -> ContextParams:
@@ -47,6 +53,8 @@ def context_params(config: SessionConfig, options: LlamaOptions, shape: ModelSha
     for name, kv_type in (("kv_type_k", config.kv_type_k), ("kv_type_v", config.kv_type_v)):
         if kv_type not in GGML_TYPES:
             raise UsageError(f"{name} {kv_type}: this backend opens {', '.join(sorted(GGML_TYPES))}")
+    if options.scores and config.flash_attention:
+        raise UsageError("flash attention never has the attention weights in memory: scores=on needs it off")
     # The engine aborts the process when a batch has less room than there are sequences.
     n_batch = max(2, config.chunk)
     params = ContextParams(
@@ -59,7 +67,7 @@ def context_params(config: SessionConfig, options: LlamaOptions, shape: ModelSha
         threads=config.threads,
         swa_full=options.swa_full,
     )
-    _check_memory(params, shape)
+    _check_memory(params, shape, scores=options.scores)
     return params
 
 
@@ -68,13 +76,16 @@ def storage_bytes(shape: ModelShape, type_k: str, type_v: str) -> int:
     return shape.kv_bytes_per_token(_WIDTHS[type_k], _WIDTHS[type_v])
 
 
-def _check_memory(params: ContextParams, shape: ModelShape) -> None:
+def _check_memory(params: ContextParams, shape: ModelShape, *, scores: bool) -> None:
     """The kernel overcommits, so an absurd size must be refused before the engine asks for it."""
     cache = params.n_ctx * storage_bytes(shape, params.type_k, params.type_v)
-    scores = 0 if params.flash_attention else params.n_ctx * params.n_ubatch * max(1, shape.n_head) * 4
+    attention = 0 if params.flash_attention else params.n_ctx * params.n_ubatch * max(1, shape.n_head) * 4
+    if scores:
+        # Sums by head, float64: of the running operation, of the cells, of the rows by tape position.
+        attention += 3 * params.n_ctx * shape.n_layer * max(1, shape.n_head) * 8
     free = _available_bytes()
-    if cache + scores > free:
-        need = f"{cache / 2**30:.1f} GiB of cache and {scores / 2**30:.1f} GiB of attention scores"
+    if cache + attention > free:
+        need = f"{cache / 2**30:.1f} GiB of cache and {attention / 2**30:.1f} GiB of attention scores"
         raise UsageError(f"n_ctx {params.n_ctx} needs {need}, {free / 2**30:.1f} GiB are free; ask for a smaller n_ctx")
 
 

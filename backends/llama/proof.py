@@ -14,9 +14,11 @@ import numpy.typing as npt
 
 from kvtape.backends.errors import EngineFault, FatalClass, StateRejected
 from kvtape.backends.llama.blob import Cache
+from kvtape.backends.llama.books import Books
 from kvtape.backends.llama.context import LIVE, SCRATCH
 from kvtape.backends.llama.decoder import Decoder
 from kvtape.backends.llama.gates import Gates, MemoryFacts
+from kvtape.backends.llama.mass import AttentionRecord
 from kvtape.backends.llama.memory import LiveMemory, MemoryFault
 
 __all__ = ["prove"]
@@ -27,10 +29,17 @@ _HOLE: Final = (2, 4)
 _TOLERANCE: Final = 0.02
 
 
-def prove(gates: Gates, facts: MemoryFacts, memory: LiveMemory, decoder: Decoder, n_vocab: int) -> Gates:
-    """`gates` with the flags down whose proof failed, the finding as reason. Leaves the memory empty.
+def prove(
+    gates: Gates,
+    facts: MemoryFacts,
+    memory: LiveMemory,
+    decoder: Decoder,
+    n_vocab: int,
+    record: AttentionRecord | None = None,
+) -> Gates:
+    """`gates` with the flags down whose proof failed, the finding as reason. Leaves the memory and `record` empty.
 
-    Raises EngineFault when the engine cannot even compute six tokens.
+    `record` is what attention_scores is proven with. Raises EngineFault when the engine cannot even compute six tokens.
     """
     a, b, c, d = (min(i, n_vocab - 1) for i in range(4))
     proof = _Proof(facts, memory, decoder, np.array([a, b, c, d, c, d], np.int32))
@@ -42,6 +51,8 @@ def prove(gates: Gates, facts: MemoryFacts, memory: LiveMemory, decoder: Decoder
         "cold_store": proof.export_import,
         "recompute_range": proof.refill,
     }
+    if record is not None:
+        checks["attention_scores"] = lambda: proof.scores(record)
     for flag, check in checks.items():
         if getattr(gates.capabilities, flag):
             try:
@@ -116,10 +127,28 @@ class _Proof:
     def refill(self) -> str | None:
         before = self._reset()
         self._memory.remove(*_HOLE)
-        self._memory.share_below(_HOLE[0])
+        self._memory.share(0, _HOLE[0])
         self._decoder.run(self._tokens[slice(*_HOLE)], _HOLE[0], SCRATCH, FatalClass.PREFILL_FAILED)
         self._memory.adopt_staged(*_HOLE)
         return self._survivors(before, list(range(_N)), _TOLERANCE)
+
+    def scores(self, record: AttentionRecord) -> str | None:
+        """Two tokens behind a hole: every layer pays all their attention to the rows that are there."""
+        self._reset()
+        self._memory.remove(*_HOLE)
+        books = Books()
+        for start in (0, _HOLE[1]):
+            books = books.append(self._tokens[start : start + 2].tolist(), start, start)
+        with record.counting():
+            self._decoder.run(self._tokens[:2], _N, LIVE, FatalClass.PREFILL_FAILED)
+        mass = record.take(books.append(self._tokens[:2].tolist(), _N, _N))
+        if mass.tape_positions.tolist() != [0, 1, 4, 5, 6, 7] or mass.n_queries != 2:
+            return f"{mass.n_queries} queries saw tape positions {mass.tape_positions.tolist()}"
+        for layer, row in zip(mass.layers, mass.mass, strict=True):
+            whole = float(row.sum()) / mass.n_queries
+            if abs(whole / max(1, round(whole)) - 1) > _TOLERANCE:
+                return f"attention of layer {layer} adds up to {whole} a query, not to its number of heads"
+        return None
 
     def _reset(self) -> _Rows:
         self._memory.drop_scratch()

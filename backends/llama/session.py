@@ -9,18 +9,19 @@ import numpy as np
 
 from kvtape.backends.errors import (
     ContextOverflow,
-    EngineFault,
     FatalClass,
     InputRejected,
     StateRejected,
     UnsupportedOperation,
 )
+from kvtape.backends.llama.attention import CellSums
 from kvtape.backends.llama.books import Books
 from kvtape.backends.llama.context import LIVE, SCRATCH
 from kvtape.backends.llama.core import SessionCore
+from kvtape.backends.llama.mass import mass_of
 from kvtape.backends.llama.states import SavedBlock, SavedState
 from kvtape.backends.llama.tokens import check_token, check_tokens
-from kvtape.backends.protocol import Choose, Computed, DecodeRun, KvRows, Logits, Witness
+from kvtape.backends.protocol import AttentionMass, Choose, Computed, DecodeRun, KvRows, Logits, Witness
 from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet
 
@@ -44,7 +45,7 @@ class LlamaBackend(SessionCore):
             self._check_room(len(ids))
             at = self._memory.next_position
             books = self._books.append(tokens, tape_start, at)
-            with self._undone_on_error(at):
+            with self._undone_on_error(at), self._counting_attention():
                 computed = self._decoder.run(ids, at, LIVE, FatalClass.PREFILL_FAILED)
                 self._settle(books)
             return computed
@@ -57,7 +58,7 @@ class LlamaBackend(SessionCore):
             room = min(limit, self.n_ctx) - self._books.n_rows
             at = self._memory.next_position
             done: list[int] = []
-            with self._undone_on_error(at):
+            with self._undone_on_error(at), self._counting_attention():
                 while len(done) < min(n, room):
                     token = choose(logits)
                     if token is None:
@@ -88,15 +89,13 @@ class LlamaBackend(SessionCore):
                 raise UnsupportedOperation("refill", why)
             self._check_window("refill", cache_start)
             stop = cache_start + len(ids)
+            self._fold_attention()
             self._memory.flush()
-            self._memory.share_below(cache_start)
-            try:
+            self._memory.share(0, cache_start)
+            with self._scratch_dropped_on_error(), self._counting_attention():
                 computed = self._decoder.run(ids, cache_start, SCRATCH, FatalClass.PREFILL_FAILED)
-            except EngineFault:
-                raise
-            except BaseException:
-                self._memory.drop_scratch()
-                raise
+            if self._attention is not None:
+                self._attention.fold(books, SCRATCH)
             self._memory.adopt_staged(cache_start, stop)
             self._settle(books)
             return computed
@@ -104,6 +103,7 @@ class LlamaBackend(SessionCore):
     def rebuild(self, ranges: RangeSet, tokens: Sequence[int]) -> Computed:
         """Clear the cache and prefill the survivors, if any. When cancelled, the rows from before are put back."""
         with self._operation(FatalClass.PREFILL_FAILED):
+            self._fold_attention()
             if not ranges and not tokens:
                 self._memory.clear()
                 self._settle(Books())
@@ -117,7 +117,9 @@ class LlamaBackend(SessionCore):
             with self._undone_on_error(0, keep=True):
                 self._decoder.raise_if_cancelled()
                 self._memory.clear()
-                computed = self._decoder.run(ids, 0, LIVE, FatalClass.PREFILL_FAILED)
+                with self._counting_attention():
+                    computed = self._decoder.run(ids, 0, LIVE, FatalClass.PREFILL_FAILED)
+                    self._forget_attention()
                 self._settle(books)
             return computed
 
@@ -143,6 +145,7 @@ class LlamaBackend(SessionCore):
             self._need("shift", "position_shift")
             books = self._books.shift(cache_start, cache_stop, delta)
             if delta:
+                self._fold_attention()
                 self._memory.shift(cache_start, cache_stop, delta)
                 self._settle(books)
 
@@ -169,6 +172,7 @@ class LlamaBackend(SessionCore):
             n = len(saved.tokens)
             self._check_room(n)
             books = self._books.append(saved.tokens, start, cache_start)
+            self._fold_attention()
             self._memory.stage(saved.payload, saved.cache_start, saved.cache_start + n)
             self._memory.move_staged(saved.cache_start, saved.cache_start + n, delta)
             self._memory.adopt_staged(cache_start, cache_start + n)
@@ -179,6 +183,7 @@ class LlamaBackend(SessionCore):
         with self._operation(FatalClass.STATE_RESTORE_FAILED):
             self._need("snapshot", "snapshot_state")
             payload = b""
+            self._fold_attention()
             if self._books.n_rows:
                 payload = self._memory.in_position_order(self._memory.save())
             self._memory.load(payload)
@@ -191,7 +196,54 @@ class LlamaBackend(SessionCore):
             self._need("restore", "snapshot_state")
             saved = self._codec.open_state(snapshot)
             self._memory.load(saved.payload)
+            self._forget_attention()
             self._settle(saved.books)
+
+    # -- attention ------------------------------------------------------------------------------------------------
+
+    def score(self, tokens: Sequence[int], tape_start: int, layers: Sequence[int] | None = None) -> AttentionMass:
+        """Compute `tokens` in the scratch sequence, which shares the rows before `tape_start`, and empty it again.
+
+        They stand where the row of `tape_start` does, or behind the last of the rows before it: the engine computes
+        only at the position behind a sequence's last. Where a hole lies between those two, the queries cannot stand
+        where they stood: UnsupportedOperation.
+        """
+        with self._operation(FatalClass.PREFILL_FAILED):
+            self._need("score", "attention_scores")
+            record = self._attention
+            assert record is not None
+            ids = check_tokens(tokens, self.facts.n_vocab)
+            if tape_start < 0:
+                raise InputRejected(f"cannot score at tape position {tape_start}")
+            sums = CellSums(record.n_cells, _chosen(layers, record.layers))
+            if self._books.n_rows + len(ids) > record.n_cells:
+                why = "a probe needs places beside the resident rows; use a shorter one"
+                raise ContextOverflow(self._books.n_rows + len(ids), record.n_cells, why)
+            before = self._books.cut(tape_start)
+            at = self._books.place_behind(tape_start)
+            books = before.append(tokens, tape_start, at)
+            self._memory.flush()
+            with self._scratch_dropped_on_error():
+                for s in before.layout:
+                    self._memory.share(s.cache_start, s.cache_stop)
+                with record.tap.collect(sums):
+                    self._decoder.run(ids, at, SCRATCH, FatalClass.PREFILL_FAILED)
+                mass = mass_of(sums, books, before.tape_positions(), self._memory, SCRATCH)
+            self._memory.drop_scratch()
+            self._settle(self._books)
+            return mass
+
+    def take_mass(self) -> AttentionMass:
+        """Every query that was computed counts, those of refills and rebuilds too, but not those of probes and of
+        operations that were cancelled.
+
+        A row that leaves loses its mass for good: one that is admitted or refilled begins at zero, and after a rebuild
+        or a restore all do. A shift changes nothing.
+        """
+        with self._operation(FatalClass.STREAM_NOT_REVERSIBLE):
+            self._need("take_mass", "attention_scores")
+            assert self._attention is not None
+            return self._attention.take(self._books)
 
     # -- looking --------------------------------------------------------------------------------------------------
 
@@ -239,3 +291,11 @@ class LlamaBackend(SessionCore):
         """
         self._require_usable()
         self._decoder.abort_next()
+
+
+def _chosen(layers: Sequence[int] | None, known: frozenset[int]) -> frozenset[int]:
+    """The layers asked for. Raises InputRejected for none, or one that the model does not have."""
+    chosen = known if layers is None else frozenset(layers)
+    if not chosen or not chosen <= known:
+        raise InputRejected(f"layers {sorted(chosen)}: choose from 0 to {max(known)}")
+    return chosen

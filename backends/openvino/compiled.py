@@ -34,11 +34,12 @@ _PROBE_TOKEN = 1
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a compiled model depends on: storage types of keys and values, threads."""
+    """What a compiled model depends on: storage types of keys and values, threads, and whether it shows its queries."""
 
     kv_type_k: str
     kv_type_v: str
     threads: int
+    queries: bool = False
 
     def properties(self) -> dict[str, str]:
         """The exact profile: f32 inference without activation quantisation. The general KV precision is ignored
@@ -74,7 +75,7 @@ class Compiled:
     """
 
     def __init__(self, path: Path, model: ModelShape, profile: Profile) -> None:
-        graph = build_graph(path)
+        graph = build_graph(path, queries=profile.queries)
         self.shape: GraphShape = graph.shape
         self.profile = profile
         self.lock = threading.RLock()
@@ -101,6 +102,14 @@ class Compiled:
                 raise EnvironmentProblem(f"OpenVINO cannot open a session: {_last_line(err)}") from None
             self._passengers.append(weakref.ref(passenger))
             return runner
+
+    def spare(self) -> Runner:
+        """A request without rows, for as long as `lock` is held. Raises EnvironmentProblem."""
+        with self.lock:
+            try:
+                return Runner(self._model, self.shape)
+            except RuntimeError as err:
+                raise EnvironmentProblem(f"OpenVINO cannot open a second request: {_last_line(err)}") from None
 
     def leave(self, passenger: Passenger) -> None:
         with self.lock:

@@ -85,7 +85,12 @@ class OpenVinoEngine:
         asked = resolve(config, self._options)
         compiled = self._compile(asked.profile)
         why = compiled.rotation if isinstance(compiled.rotation, str) else None
-        able = gate(mirror=asked.mirror, cold_budget_tokens=config.cold_budget_tokens, no_rotation=why)
+        able = gate(
+            mirror=asked.mirror,
+            scores=asked.scores,
+            cold_budget_tokens=config.cold_budget_tokens,
+            no_rotation=why,
+        )
         backend = OpenVinoBackend(compiled, self.facts, asked, able, self.version)
         self._sessions.add(backend)
         return backend

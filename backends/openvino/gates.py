@@ -64,13 +64,14 @@ class Gate:
         return self.reasons.get(operation)
 
 
-def gate(*, mirror: bool, cold_budget_tokens: int, no_rotation: str | None) -> Gate:
+def gate(*, mirror: bool, scores: bool, cold_budget_tokens: int, no_rotation: str | None) -> Gate:
     """`no_rotation`: why the probe found no rotation; None when it did."""
     reasons = {
         "sparse_attention": "sparse attention gives wrong output on the CPU plugin at every threshold",
         "sliding_window_attention_tokens": "the model has no sliding window",
-        "attention_scores": "this session was opened without a score source",
     }
+    if not scores:
+        reasons["attention_scores"] = "this session was opened without a score source (option scores=on)"
     if not mirror:
         why = "it needs the host copy of the rows, which mirror=off turns off"
         reasons |= dict.fromkeys(("remove_tail", "remove_middle", "position_shift", "cold_store"), why)

@@ -36,9 +36,10 @@ _TRANSPOSE = (0, 2, 1, 3)
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """Sizes of the caches, the same in every layer, and of the logits."""
+    """Sizes of the queries and caches, the same in every layer, and of the logits."""
 
     layers: int
+    heads: int
     kv_heads: int
     head_dim_k: int
     head_dim_v: int
@@ -84,7 +85,7 @@ def build_graph(path: str | Path, *, queries: bool = False) -> SessionGraph:
     _show(model, shown)
     model.outputs[0].get_tensor().set_names({"logits"})
     model.validate_nodes_and_infer_types()
-    return SessionGraph(model, _shape(model, keys, values))
+    return SessionGraph(model, _shape(model, nodes, keys, values))
 
 
 def _convert(path: Path) -> Any:
@@ -266,13 +267,16 @@ def _show(model: Any, shown: dict[str, list[Any]]) -> None:
     model.add_results(results)
 
 
-def _shape(model: Any, keys: list[_Cache], values: list[_Cache]) -> GraphShape:
+def _shape(model: Any, attention: list[Any], keys: list[_Cache], values: list[_Cache]) -> GraphShape:
     def sizes(caches: list[_Cache]) -> set[tuple[int, int]]:
         shapes = [c.rows.get_partial_shape() for c in caches]
         return {(s[1].get_length(), s[3].get_length()) for s in shapes}
 
     if len(sizes(keys)) != 1 or len(sizes(values)) != 1:
         raise UsageError("layers with different KV shapes are not supported on OpenVINO")
+    heads = {node.input_value(0).get_partial_shape()[1].get_length() for node in attention}
+    if len(heads) != 1:
+        raise UsageError("layers with different numbers of heads are not supported on OpenVINO")
     (kv_heads, head_dim_k), (_, head_dim_v) = sizes(keys).pop(), sizes(values).pop()
     n_vocab = model.outputs[0].get_partial_shape()[3].get_length()
-    return GraphShape(len(keys), kv_heads, head_dim_k, head_dim_v, n_vocab)
+    return GraphShape(len(keys), heads.pop(), kv_heads, head_dim_k, head_dim_v, n_vocab)

@@ -104,14 +104,14 @@ class Rows:
     def values(self) -> F32:
         return self._buffer().values[:, : len(self)]
 
-    def keys_in_place(self, rotation: Rotation | None) -> F32:
-        """The keys at their cache positions. Without a rotation every row must stand at its origin."""
-        delta = self.cache - self.origin
+    def keys_in_place(self, rotation: Rotation | None, start: int = 0) -> F32:
+        """The keys of the rows from `start` on, at their cache positions: without a rotation, the origins."""
+        delta = (self.cache - self.origin)[start:]
         if rotation is None:
             if delta.any():
                 raise AssertionError("rows were moved although their rotation is unknown")
-            return self.keys
-        return rotation.apply(self.keys, delta)
+            return self.keys[:, start:]
+        return rotation.apply(self.keys[:, start:], delta)
 
     def layout(self) -> Layout:
         """Maximal runs that are contiguous in tape and cache."""

@@ -16,9 +16,11 @@ __all__ = ["Resolved", "read_openvino_options", "resolve"]
 _OPTIONS = {
     "kv": Option(str, "auto", ("auto", "asked")),
     "mirror": Option(str, "on", ("on", "off")),
+    "scores": Option(str, "off", ("on", "off")),
 }
 """`kv`: `auto` stores f32 whatever was asked (the session's `config` shows it); `asked` stores what was asked or
-refuses. `mirror`: keep the host copy of all rows, which native eviction and the cold store need.
+refuses. `mirror`: keep the host copy of all rows, which native eviction and the cold store need. `scores`: show queries
+and account for the attention that rows receive; needs the host copy's keys.
 """
 
 _ASKABLE = ("f16", "f32", "bf16")
@@ -31,10 +33,11 @@ class Resolved:
     config: SessionConfig
     n_ctx: int
     mirror: bool
+    scores: bool
 
     @property
     def profile(self) -> Profile:
-        return Profile(self.config.kv_type_k, self.config.kv_type_v, self.config.threads)
+        return Profile(self.config.kv_type_k, self.config.kv_type_v, self.config.threads, queries=self.scores)
 
 
 def read_openvino_options(given: Mapping[str, str]) -> dict[str, str]:
@@ -46,10 +49,12 @@ def resolve(asked: SessionConfig, defaults: Mapping[str, str]) -> Resolved:
     """`defaults` are the engine's options; the session's own win. Raises UsageError."""
     options = read_openvino_options({**defaults, **asked.options})
     check_sizes(asked)
+    if options["scores"] == "on" and options["mirror"] == "off":
+        raise UsageError("openvino takes attention scores from the host copy of the keys: scores=on needs mirror=on")
     k, v = _kv_types(asked, options["kv"])
     # OpenVINO has no flash attention to switch on or off.
     config = replace(asked, kv_type_k=k, kv_type_v=v, flash_attention=False, options=options)
-    return Resolved(config, effective_n_ctx(asked.n_ctx), options["mirror"] == "on")
+    return Resolved(config, effective_n_ctx(asked.n_ctx), options["mirror"] == "on", options["scores"] == "on")
 
 
 def _kv_types(asked: SessionConfig, kv: str) -> tuple[str, str]:

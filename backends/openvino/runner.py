@@ -41,11 +41,13 @@ class StateFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`logits` `[n_vocab]` after the last token; new rows `[layers, T, kv_heads, head_dim]`."""
+    """`logits` `[n_vocab]` after the last token; new rows `[layers, T, kv_heads, head_dim]`; queries
+    `[layers, T, heads, head_dim]` where the graph shows them."""
 
     logits: F32
     keys: F32
     values: F32
+    queries: F32 | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Runner:
     def __init__(self, compiled_model: Any, shape: GraphShape) -> None:
         self._request = compiled_model.create_infer_request()
         self._inputs = frozenset(next(iter(port.get_names())) for port in compiled_model.inputs)
+        self._queries = any("q_rows" in port.get_names() for port in compiled_model.outputs)
         self._shape = shape
         states = {state.name: state for state in self._request.query_state()}
         self._keys = [states[f"cache_k_l{layer}"] for layer in range(shape.layers)]
@@ -132,12 +135,13 @@ class Runner:
             return np.array(self._request.get_tensor(name).data.transpose(0, 2, 1, 3), np.float32, order="C")
 
         logits = np.array(self._request.get_tensor("logits").data[0, 0, 0], np.float32)
-        return Step(logits, rows("k_rows"), rows("v_rows"))
+        return Step(logits, rows("k_rows"), rows("v_rows"), rows("q_rows") if self._queries else None)
 
     def _check_answer(self, step: Step, n_new: int, n_rows: int) -> None:
         if step.keys.shape[1] != n_new or step.values.shape[1] != n_new:
             raise StepFailed(f"{step.keys.shape[1]} key and {step.values.shape[1]} value rows came for {n_new} tokens")
-        if not (np.isfinite(step.logits).all() and np.isfinite(step.keys).all() and np.isfinite(step.values).all()):
+        given = (step.logits, step.keys, step.values, *(() if step.queries is None else (step.queries,)))
+        if not all(np.isfinite(numbers).all() for numbers in given):
             raise StepFailed("the engine's logits or rows are not finite")
         if self.row_counts() != (n_rows, n_rows):
             raise StepFailed(f"the engine holds {self.row_counts()} rows (first keys, last values), not {n_rows}")

@@ -20,14 +20,15 @@ from kvtape.backends.errors import (
     UnsupportedOperation,
 )
 from kvtape.backends.openvino import saved
-from kvtape.backends.openvino.checks import check_positions, check_tape_free, check_tokens, shifted
+from kvtape.backends.openvino.checks import check_layers, check_positions, check_tape_free, check_tokens, shifted
 from kvtape.backends.openvino.compiled import Compiled, round_to
 from kvtape.backends.openvino.gates import Gate
 from kvtape.backends.openvino.mirror import Rows
 from kvtape.backends.openvino.options import Resolved
 from kvtape.backends.openvino.rope import F32, I64
+from kvtape.backends.openvino.scores import as_attention_mass
 from kvtape.backends.openvino.state import EngineState
-from kvtape.backends.protocol import Choose, Computed, DecodeRun, KvRows, Logits, ModelFacts, Witness
+from kvtape.backends.protocol import AttentionMass, Choose, Computed, DecodeRun, KvRows, Logits, ModelFacts, Witness
 from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet
 
@@ -128,6 +129,8 @@ class OpenVinoBackend:
 
     def truncate(self, tape_stop: int) -> None:
         self._enter("remove_tail", "truncate")
+        if tape_stop < 0:
+            raise InputRejected(f"cannot truncate at {tape_stop}")
         keep = np.flatnonzero(self._state.rows.tape < tape_stop)
         if len(keep) < len(self._state.rows):
             self._state.adopt(self._state.rows.take(keep))
@@ -158,6 +161,34 @@ class OpenVinoBackend:
             raise UnsupportedOperation("admit at another cache position", str(self.refusal("position_shift")))
         self._state.adopt(self._state.rows.merged(rows.at_cache(cache)))
 
+    # --- attention -------------------------------------------------------------------------------------------
+
+    def score(self, tokens: Sequence[int], tape_start: int, layers: Sequence[int] | None = None) -> AttentionMass:
+        """See `protocol.Backend`. The tokens stand where `tape_start` stands if it is resident, else behind the rows
+        before it.
+
+        Raises ContextOverflow where those rows and the tokens are more than `n_ctx`.
+        """
+        self._enter("attention_scores", "score")
+        ids = check_tokens(tokens, self.facts.n_vocab)
+        chosen = check_layers(layers, self._shape.layers)
+        if tape_start < 0:
+            raise InputRejected(f"tape position {tape_start} is negative")
+        rows = self._state.rows
+        before = rows.tape < tape_start
+        kept = rows if before.all() else rows.take(np.flatnonzero(before))
+        if len(kept) + len(ids) > self.n_ctx:
+            raise ContextOverflow(len(kept) + len(ids), self.n_ctx, "the scored tokens do not fit")
+        at = max(kept.next_cache_position, *rows.cache[rows.tape == tape_start].tolist(), 0)
+        check_positions(at, len(ids))
+        by_head = self._state.probe(ids, kept, at, chosen, self.config.chunk)
+        return as_attention_mass(kept.tape, chosen, len(ids), by_head)
+
+    def take_mass(self) -> AttentionMass:
+        """See `protocol.Backend`. A row's mass leaves with it: admitted, refilled, restored rows begin at zero."""
+        self._enter("attention_scores", "take_mass")
+        return self._state.take_mass()
+
     # --- whole state -----------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
@@ -172,7 +203,7 @@ class OpenVinoBackend:
             raise StateRejected(f"the snapshot holds {len(rows)} rows, this session's context is {self.n_ctx}")
         if self._state.rotation is None and (rows.cache != rows.origin).any():
             raise StateRejected("the snapshot holds moved rows, which this session cannot rotate")
-        self._state.adopt(rows)
+        self._state.replace(rows)
 
     def books(self) -> Layout:
         self._state.check_usable()

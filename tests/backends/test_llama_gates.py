@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,9 @@ PLAIN = Capabilities(
     snapshot_state=True,
 )
 NO_SHIFT = replace(PLAIN, position_shift=False)
+SCORED = replace(PLAIN, attention_scores=True)
+SCORES = {"options": {"scores": "on"}}
+GEMMA3 = Capabilities(remove_middle=True, sliding_window_attention_tokens=64, snapshot_state=True)
 STATE_ONLY = Capabilities(snapshot_state=True)
 
 
@@ -67,19 +70,26 @@ CASES = [
     Case("qwen2vl", "qwen2vl", NO_SHIFT),
     Case("mamba", "mamba", STATE_ONLY),
     Case("lfm2", "lfm2", STATE_ONLY),
-    Case(
-        "gemma3",
-        "gemma3",
-        Capabilities(remove_middle=True, sliding_window_attention_tokens=64, snapshot_state=True),
-    ),
+    Case("gemma3", "gemma3", GEMMA3),
     Case(
         "gemma3-swa-full",
         "gemma3",
         replace(PLAIN, cold_store=False, sliding_window_attention_tokens=64),
         config={"options": {"swa_full": "yes"}},
     ),
+    Case("llama-scores", "llama", SCORED, config=SCORES),
+    Case("llama-f16-scores", "llama", SCORED, config=SCORES | kv("f16")),
+    Case("llama-bf16-scores", "llama", replace(NO_SHIFT, attention_scores=True), config=SCORES | kv("bf16")),
+    Case("llama-q8-weights-scores", "llama", SCORED, shape={"weights": "q8_0"}, config=SCORES | kv("f16")),
+    Case("qwen2-scores", "qwen2", SCORED, config=SCORES),
+    Case("qwen3-scores", "qwen3", SCORED, config=SCORES),
+    Case("yarn-scores", "llama", replace(NO_SHIFT, attention_scores=True), shape={"yarn": 4}, config=SCORES),
+    Case("qwen2vl-scores", "qwen2vl", replace(NO_SHIFT, attention_scores=True), config=SCORES),
+    Case("mamba-scores", "mamba", STATE_ONLY, config=SCORES),
+    Case("lfm2-scores", "lfm2", STATE_ONLY, config=SCORES),
+    Case("gemma3-scores", "gemma3", GEMMA3, config=SCORES),
 ]
-FLAGS = ("remove_tail", "remove_middle", "position_shift", "cold_store", "recompute_range", "snapshot_state")
+FLAGS = tuple(f.name for f in fields(Capabilities) if isinstance(f.default, bool) and f.name != "sparse_attention")
 TRUE = [(case, flag) for case in CASES for flag in FLAGS if getattr(case.expected, flag)]
 FALSE = [(case, flag) for case in CASES for flag in FLAGS if not getattr(case.expected, flag)]
 
@@ -205,6 +215,20 @@ def prove_snapshot_state(case: Case) -> None:
     np.testing.assert_array_equal(on[0], on[2])
 
 
+def prove_attention_scores(case: Case) -> None:
+    """What a probe says its tokens would pay is what they pay when they come; no attention is lost."""
+    backend, _ = case.prefilled(60)
+    backend.evict(20, 30)
+    backend.take_mass()
+    probe = backend.score(tokens(70)[60:], 60)
+    backend.prefill(tokens(70)[60:], 60)
+    real = backend.take_mass()
+    assert probe.tape_positions.tolist() == [*range(20), *range(30, 60)]
+    assert real.tape_positions.tolist() == [*range(20), *range(30, 70)]
+    np.testing.assert_array_equal(probe.mass, real.mass[:, :50])
+    np.testing.assert_allclose(real.mass.sum(axis=1), 2 * 10, rtol=1e-5)
+
+
 PROOFS: dict[str, Callable[[Case], None]] = {
     "remove_tail": prove_remove_tail,
     "remove_middle": prove_remove_middle,
@@ -212,6 +236,7 @@ PROOFS: dict[str, Callable[[Case], None]] = {
     "cold_store": prove_cold_store,
     "recompute_range": prove_recompute_range,
     "snapshot_state": prove_snapshot_state,
+    "attention_scores": prove_attention_scores,
 }
 
 
@@ -264,6 +289,7 @@ ATTEMPTS: dict[str, Callable[[LlamaBackend], Any]] = {
     "position_shift": lambda backend: backend.shift(30, 60, 5),
     "cold_store": lambda backend: backend.export_block(20, 30),
     "recompute_range": lambda backend: backend.refill(tokens(5), 60, 60),
+    "attention_scores": lambda backend: backend.score(tokens(5), 60),
 }
 
 
@@ -276,6 +302,12 @@ def test_false_flags_refuse_and_change_nothing(case: Case, flag: str) -> None:
     assert str(backend.refusal(flag)) in str(caught.value)
     assert backend.books() == books
     assert backend.snapshot() == before
+
+
+def test_no_mass_is_taken_without_scores() -> None:
+    backend, _ = prefilled(10)
+    with pytest.raises(UnsupportedOperation, match=r"attention_scores is false: .*scores=on"):
+        backend.take_mass()
 
 
 @pytest.mark.parametrize("name", ["mamba", "lfm2"])

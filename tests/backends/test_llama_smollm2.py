@@ -63,3 +63,24 @@ def test_an_eviction_that_is_compacted_leaves_a_working_model(engine: LlamaEngin
     run = backend.decode_until(12, 256, len(ids), computed.logits, lambda logits: int(logits.argmax()))
     assert backend.books()[-1].cache_stop == len(ids) - 40 + 12
     assert engine.detokenize(run.tokens).strip().startswith("The cache")
+
+
+def test_attention_is_read_and_changes_nothing(engine: LlamaEngine) -> None:
+    ids = engine.tokenize(TEXT)
+    scored, plain = (engine.open(SessionConfig(n_ctx=256, options={"scores": s})) for s in ("on", "off"))
+    assert scored.capabilities.attention_scores
+    scored.prefill(ids[:90], 0)
+    plain.prefill(ids[:90], 0)
+    mass = scored.take_mass()
+    assert mass.layers == tuple(range(30))
+    np.testing.assert_allclose(mass.mass.sum(axis=1), 9 * 90, rtol=1e-5)
+    for backend in (scored, plain):
+        backend.evict(20, 60)
+    probe = scored.score(ids[90:110], 90)
+    assert probe.tape_positions.tolist() == [*range(20), *range(60, 90)]
+    logits = [backend.prefill(ids[90:110], 90).logits for backend in (scored, plain)]
+    np.testing.assert_array_equal(*logits)
+    real = scored.take_mass()
+    np.testing.assert_array_equal(real.mass[:, :50], probe.mass)
+    for backend in (scored, plain):
+        backend.close()

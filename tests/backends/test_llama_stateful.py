@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvtape.backends.errors import UnsupportedOperation
 from kvtape.planner import layout as lay
 from kvtape.planner.layout import Segment
 from support.llama_tiny import rotate, session, tokens
 
 CONTEXT = 256
+N_HEADS = 2
 TAPE = tokens(20_000, seed=11)
 Row = tuple[int, Any, Any]
 """Cache position, keys and values `[n_layer, width]` of a row when it was first seen."""
@@ -22,9 +24,11 @@ Row = tuple[int, Any, Any]
 class Sessions(RuleBasedStateMachine):
     """The model keeps its own layout, and every row as it was when first seen, by tape position."""
 
+    options: ClassVar[dict[str, str]] = {}
+
     def __init__(self) -> None:
         super().__init__()
-        self.backend = session(config={"n_ctx": CONTEXT, "chunk": 16})
+        self.backend = session(config={"n_ctx": CONTEXT, "chunk": 16, "options": self.options})
         self.layout: tuple[Segment, ...] = ()
         self.tape_length = 0
         self.rows: dict[int, Row] = {}
@@ -161,5 +165,33 @@ class Sessions(RuleBasedStateMachine):
             self.tape_length += n
 
 
+class ScoredSessions(Sessions):
+    """With attention counted all the while and probes anywhere: everything above holds, and no attention is made up."""
+
+    options: ClassVar[dict[str, str]] = {"scores": "on"}
+
+    @rule(n=st.integers(1, 20), data=st.data())
+    def score(self, n: int, data: st.DataObject) -> None:
+        start = data.draw(st.sampled_from([self.tape_length, *range(0, self.tape_length, 5)]))
+        try:
+            mass = self.backend.score(TAPE[-n:], start)
+        except UnsupportedOperation:
+            assert start < self.tape_length
+            return
+        assert mass.tape_positions.tolist() == [p for p in self._resident() if p < start]
+        assert (mass.mass.sum(axis=1) <= N_HEADS * n * (1 + 1e-5)).all()
+
+    @rule()
+    def take_mass(self) -> None:
+        mass = self.backend.take_mass()
+        assert mass.tape_positions.tolist() == self._resident()
+        assert (mass.mass.sum(axis=1) <= N_HEADS * mass.n_queries * (1 + 1e-5)).all()
+
+    def _resident(self) -> list[int]:
+        return sorted(p for s in self.layout for p in range(s.tape_start, s.tape_stop))
+
+
 TestSessions = Sessions.TestCase
 TestSessions.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestScoredSessions = ScoredSessions.TestCase
+TestScoredSessions.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

@@ -38,7 +38,19 @@ NO_MIRROR = Capabilities(
     attention_scores=False,
     snapshot_state=True,
 )
+SCORED = Capabilities(
+    remove_tail=True,
+    remove_middle=True,
+    position_shift=True,
+    sparse_attention=False,
+    sliding_window_attention_tokens=0,
+    cold_store=True,
+    recompute_range=True,
+    attention_scores=True,
+    snapshot_state=True,
+)
 OFF = {"mirror": "off"}
+SCORES = {"scores": "on"}
 ASKED = {"kv": "asked"}
 F16 = {"kv_type_k": "f16", "kv_type_v": "f16", "options": ASKED}
 
@@ -47,6 +59,11 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any], Capabilities]] = {
     "llama-two-kv-heads": ("llama-two-kv-heads", {}, FULL),
     "qwen2": ("qwen2", {}, FULL),
     "qwen3": ("qwen3", {}, FULL),
+    "scores": ("llama", {"options": SCORES}, SCORED),
+    "scores, qwen2": ("qwen2", {"options": SCORES}, SCORED),
+    "scores, qwen3": ("qwen3", {"options": SCORES}, SCORED),
+    "scores, f16": ("llama", F16 | {"options": ASKED | SCORES}, SCORED),
+    "scores, yarn": ("llama-yarn", {"options": SCORES}, Capabilities(**asdict(SCORED) | {"position_shift": False})),
     "no cold budget": ("llama", {"cold_budget_tokens": 0}, Capabilities(**asdict(FULL) | {"cold_store": False})),
     "f16": ("llama", F16, FULL),
     "f32 asked": ("llama", {"kv_type_k": "f32", "kv_type_v": "f32", "options": ASKED}, FULL),
@@ -113,6 +130,17 @@ def snapshot_state(backend: OpenVinoBackend) -> None:
         np.testing.assert_array_equal(was, now)
 
 
+def attention_scores(backend: OpenVinoBackend) -> None:
+    taken = backend.take_mass()
+    assert taken.n_queries == 24
+    np.testing.assert_allclose(taken.mass.sum(axis=1), 2 * 24, rtol=1e-6)
+    before = backend.witness()
+    assert backend.score(tokens(3), 24).mass.shape == (2, 24)
+    assert backend.books() == (Segment(0, 24, 0),)
+    for was, now in zip(before.rows.keys + before.rows.values, _first_rows(backend, 24), strict=True):
+        np.testing.assert_array_equal(was, now)
+
+
 def _first_rows(backend: OpenVinoBackend, n: int) -> tuple[np.ndarray, ...]:
     rows = backend.witness().rows
     assert all(len(r) == n for r in rows.keys + rows.values)
@@ -120,13 +148,23 @@ def _first_rows(backend: OpenVinoBackend, n: int) -> tuple[np.ndarray, ...]:
 
 
 PROOFS: dict[str, Callable[[OpenVinoBackend], None]] = {
-    p.__name__: p for p in (remove_tail, remove_middle, position_shift, cold_store, recompute_range, snapshot_state)
+    p.__name__: p
+    for p in (
+        remove_tail,
+        remove_middle,
+        position_shift,
+        cold_store,
+        recompute_range,
+        snapshot_state,
+        attention_scores,
+    )
 }
 ATTEMPTS: dict[str, Callable[[OpenVinoBackend], object]] = {
     "remove_tail": lambda b: b.truncate(20),
     "remove_middle": lambda b: b.evict(4, 9),
     "position_shift": lambda b: b.shift(10, 24, 3),
     "cold_store": lambda b: b.export_block(4, 9),
+    "attention_scores": lambda b: b.take_mass(),
 }
 
 
@@ -157,6 +195,7 @@ def test_a_true_flag_is_carried_out_and_a_false_one_refused(
 
 def test_reasons_say_why() -> None:
     assert "mirror=off" in (tiny_session(options=OFF).refusal("remove_middle") or "")
+    assert "scores=on" in (tiny_session().refusal("attention_scores") or "")
     assert "cold_budget_tokens" in (tiny_session(cold_budget_tokens=0).refusal("cold_store") or "")
     yarn = tiny_session("llama-yarn").refusal("position_shift") or ""
     assert "yarn rope scaling" in yarn
@@ -225,7 +264,9 @@ def test_config_shows_the_effective_storage(
         ({"kv_type_k": "u4"}, "u4"),
         ({"kv_type_v": "q8_0"}, "q8_0"),
         ({"options": {"mirror": "maybe"}}, "on, off"),
-        ({"options": {"way": "native"}}, "allowed: kv, mirror"),
+        ({"options": {"way": "native"}}, "allowed: kv, mirror, scores"),
+        ({"options": OFF | SCORES}, "scores=on needs mirror=on"),
+        ({"options": {"scores": "yes"}}, "on, off"),
         ({"n_ctx": 0}, "n_ctx"),
         ({"chunk": 0}, "chunk"),
         ({"threads": 0}, "threads"),

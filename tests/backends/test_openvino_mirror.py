@@ -17,7 +17,7 @@ from kvtape.backends.openvino.mirror import Rows
 from kvtape.backends.openvino.saved import pack, unpack
 from kvtape.planner.layout import Segment, normalise
 
-SHAPE = GraphShape(layers=2, kv_heads=1, head_dim_k=4, head_dim_v=2, n_vocab=100)
+SHAPE = GraphShape(layers=2, heads=2, kv_heads=1, head_dim_k=4, head_dim_v=2, n_vocab=100)
 IDENTITY = {"engine": "openvino", "fingerprint": "tiny"}
 
 

@@ -1,4 +1,4 @@
-"""The Session's own rules, on a backend of books only (the real engines have their own files)."""
+"""The Session's own rules, on the toy backend (the real engines have their own files)."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ from kvtape.planner.events import Event, Op, Placement, Way
 from kvtape.planner.ranges import Range
 from kvtape.planner.residency import fold
 from kvtape.planner.specs import SpecError, parse_policy
+from kvtape.testing.sink import ListSink
+from kvtape.testing.toy import TOY_CAPABILITIES, ToyBackend
 from kvtape.traces.errors import LogWriteFailed
-from support.ledger import ALL_CAPABILITIES, LedgerBackend, ListSink
+from support.toys import toy_backend
 
 
-def make(policy: str = "none", **backend: object) -> tuple[Session, LedgerBackend, ListSink]:
-    ledger = LedgerBackend(**backend)  # type: ignore[arg-type]
+def make(policy: str = "none", **backend: object) -> tuple[Session, ToyBackend, ListSink]:
+    toy = toy_backend(**backend)  # type: ignore[arg-type]
     sink = ListSink()
-    session = Session(ledger, parse_policy(policy), sink, ManualClock(), run_id="r", session_id="s")
-    return session, ledger, sink
+    session = Session(toy, parse_policy(policy), sink, ManualClock(), run_id="r", session_id="s")
+    return session, toy, sink
 
 
 def ops(sink: ListSink) -> list[str]:
@@ -70,11 +72,11 @@ def test_identical_prompt_without_logits_computes_nothing_and_still_counts() -> 
 
 
 def test_prompt_longer_than_the_context_streams_and_keeps_sinks_and_recent() -> None:
-    session, ledger, sink = make("stream:sink=4,recent=20", n_ctx=64)
+    session, toy, sink = make("stream:sink=4,recent=20", n_ctx=64)
     session.ensure_prefix([i % 60 for i in range(200)])
     assert session.resident.ranges[0].start == 0
     assert 199 in session.resident
-    assert len(ledger.rows) <= 64
+    assert len(toy.rows) <= 64
     evicts = [e for e in sink.events if e.op is Op.EVICT]
     assert evicts
     assert all(e.start is not None and e.start >= 4 for e in evicts)
@@ -84,24 +86,24 @@ def test_prompt_longer_than_the_context_streams_and_keeps_sinks_and_recent() -> 
 
 
 def test_none_overflow_names_both_numbers_and_changes_nothing() -> None:
-    session, ledger, sink = make(n_ctx=32, chunk=32)
+    session, toy, sink = make(n_ctx=32, chunk=32)
     session.ensure_prefix(list(range(10)))
     before = session.tape
     with pytest.raises(ContextOverflow, match="40 tokens do not fit a context of 32"):
         session.ensure_prefix(list(range(40)))
     assert session.tape == before
-    assert len(ledger.rows) == 10
+    assert len(toy.rows) == 10
     assert sink.events[-1].op is Op.REFUSE
     assert sink.events[-1].error_class == "ContextOverflow"
     session.ensure_prefix(list(range(12)))
 
 
 def test_decode_slides_under_stream_and_stops_full_under_none() -> None:
-    session, ledger, _ = make("stream:sink=2,recent=10", n_ctx=32)
+    session, toy, _ = make("stream:sink=2,recent=10", n_ctx=32)
     session.ensure_prefix(list(range(30)))
     assert len(session.decode(100).tokens) == 100
-    assert len(ledger.rows) <= 32
-    session, ledger, _ = make(n_ctx=32, chunk=32)
+    assert len(toy.rows) <= 32
+    session, toy, _ = make(n_ctx=32, chunk=32)
     session.ensure_prefix(list(range(30)))
     result = session.decode(100)
     assert (len(result.tokens), result.stopped) == (2, "context_full")
@@ -142,7 +144,7 @@ def test_refill_admits_from_the_cold_store_then_recomputes() -> None:
 
 
 def test_refill_without_any_way_ends_the_run_at_the_hole() -> None:
-    caps = dataclasses.replace(ALL_CAPABILITIES, recompute_range=False, cold_store=False)
+    caps = dataclasses.replace(TOY_CAPABILITIES, recompute_range=False, cold_store=False)
     session, _, sink = make("none:hole=refill", n_ctx=128, capabilities=caps, chunk=128)
     prompt = list(range(60))
     session.ensure_prefix(prompt)
@@ -154,9 +156,9 @@ def test_refill_without_any_way_ends_the_run_at_the_hole() -> None:
 
 def test_refill_without_surgery_ends_the_run_at_the_hole_and_rebuilds_what_is_before_it() -> None:
     caps = Capabilities(recompute_range=True)
-    ledger, sink = LedgerBackend(n_ctx=64, capabilities=caps, chunk=64), ListSink()
+    toy, sink = toy_backend(n_ctx=64, capabilities=caps, chunk=64), ListSink()
     session = Session(
-        ledger,
+        toy,
         parse_policy("class:budget=40,block=4"),
         sink,
         ManualClock(),
@@ -173,32 +175,32 @@ def test_refill_without_surgery_ends_the_run_at_the_hole_and_rebuilds_what_is_be
 
 
 def test_golden_admit_in_place_and_appended() -> None:
-    session, ledger, _ = make("none:hole=forget,block=2", n_ctx=32, cold_budget_tokens=16)
+    session, toy, _ = make("none:hole=forget,block=2", n_ctx=32, cold_budget_tokens=16)
     session.ensure_prefix([1, 2, 3, 4, 5, 6])
     session.evict(2, 4)
     assert session.resident.as_pairs() == [(0, 2), (4, 6)]
     session.admit(session.cold_block_ids[0])
-    assert [r.token for r in ledger.rows] == [1, 2, 3, 4, 5, 6]
+    assert [r.token for r in toy.rows] == [1, 2, 3, 4, 5, 6]
     session.evict(2, 4)
     session.admit(session.cold_block_ids[0], Placement.APPEND)
-    assert [r.token for r in ledger.rows] == [1, 2, 5, 6, 3, 4]
+    assert [r.token for r in toy.rows] == [1, 2, 5, 6, 3, 4]
 
 
 def test_admit_into_a_closed_place_opens_it_by_a_shift() -> None:
-    session, ledger, sink = make("stream:sink=1,recent=2,positions=rebased,block=2", n_ctx=32, cold_budget_tokens=16)
+    session, toy, sink = make("stream:sink=1,recent=2,positions=rebased,block=2", n_ctx=32, cold_budget_tokens=16)
     session.ensure_prefix([1, 2, 3, 4, 5, 6])
     session.evict(2, 4)
-    assert [r.cache for r in ledger.rows] == [0, 1, 2, 3]
+    assert [r.cache for r in toy.rows] == [0, 1, 2, 3]
     session.admit(session.cold_block_ids[0])
-    assert [(r.token, r.cache) for r in ledger.rows] == [(t, t - 1) for t in range(1, 7)]
+    assert [(r.token, r.cache) for r in toy.rows] == [(t, t - 1) for t in range(1, 7)]
     assert [e.delta for e in sink.events if e.op is Op.SHIFT] == [-2, 2]
 
 
 def test_recompute_way_rebuilds_in_rank_order() -> None:
-    ledger, sink = LedgerBackend(n_ctx=32), ListSink()
+    toy, sink = toy_backend(n_ctx=32), ListSink()
     policy = parse_policy("stream:sink=2,recent=10")
     session = Session(
-        ledger,
+        toy,
         policy,
         sink,
         ManualClock(),
@@ -211,7 +213,7 @@ def test_recompute_way_rebuilds_in_rank_order() -> None:
     evict = next(e for e in sink.events if e.op is Op.EVICT)
     assert evict.way is Way.RECOMPUTE
     assert evict.recomputed_tokens == evict.resident_tokens
-    assert [r.cache for r in ledger.rows] == list(range(len(ledger.rows)))
+    assert [r.cache for r in toy.rows] == list(range(len(toy.rows)))
 
 
 @pytest.mark.parametrize(
@@ -223,18 +225,18 @@ def test_recompute_way_rebuilds_in_rank_order() -> None:
 )
 def test_a_block_holds_the_rows_that_were_there_when_it_was_evicted(evict_by: str, expected: list[str]) -> None:
     """A rebuild computes the rows of the second run anew, so they are copied out after it."""
-    ledger = LedgerBackend(n_ctx=64, cold_budget_tokens=64, chunk=64)
+    toy = toy_backend(n_ctx=64, cold_budget_tokens=64, chunk=64)
     policy = parse_policy("class:budget=30,block=8,recent=4")
-    session = Session(ledger, policy, ListSink(), ManualClock(), run_id="r", session_id="s", evict_by=evict_by)
+    session = Session(toy, policy, ListSink(), ManualClock(), run_id="r", session_id="s", evict_by=evict_by)
     prompt = [
         PromptSegment(kind="user", tokens=tuple(range(8))),
         PromptSegment(kind="system", tokens=tuple(range(8))),
         PromptSegment(kind="user", tokens=tuple(range(14))),
     ]
     session.ensure_prefix(prompt)
-    ledger.operations.clear()
+    toy.operations.clear()
     session.prefill_suffix(list(range(14)))
-    assert [o for o in ledger.operations if o != "prefill"] == expected
+    assert [o for o in toy.operations if o != "prefill"] == expected
 
 
 def test_pinned_segments_survive_streaming() -> None:
@@ -248,14 +250,14 @@ def test_pinned_segments_survive_streaming() -> None:
 
 
 def test_pinned_part_that_cannot_fit_is_refused_before_anything_runs() -> None:
-    session, ledger, _ = make("stream:sink=0,recent=10", n_ctx=64)
+    session, toy, _ = make("stream:sink=0,recent=10", n_ctx=64)
     with pytest.raises(ContextOverflow, match="pinned"):
         session.ensure_prefix([PromptSegment(kind="system", tokens=tuple(i % 60 for i in range(60)))])
-    assert ledger.rows == []
+    assert not toy.rows
 
 
 def test_without_a_way_a_stream_policy_keeps_everything_and_says_so() -> None:
-    caps = dataclasses.replace(ALL_CAPABILITIES, remove_middle=False, recompute_range=False)
+    caps = dataclasses.replace(TOY_CAPABILITIES, remove_middle=False, recompute_range=False)
     session, _, sink = make("stream:sink=2,recent=10", n_ctx=32, capabilities=caps)
     with pytest.raises(ContextOverflow):
         session.ensure_prefix(list(range(40)))
@@ -282,24 +284,24 @@ def test_block_larger_than_the_cold_budget_is_refused_with_an_event() -> None:
 
 
 def test_fatal_keeps_the_first_cause_and_closes_the_context_once() -> None:
-    session, ledger, sink = make()
+    session, toy, sink = make()
     session.ensure_prefix([1, 2, 3])
-    ledger.faults = {"decode"}
+    toy.faults = {"decode"}
     with pytest.raises(SessionFatal, match="planted in decode"):
         session.decode(3)
-    calls = len(ledger.operations)
+    calls = len(toy.operations)
     for later in (lambda: session.decode(1), lambda: session.ensure_prefix([1]), session.snapshot):
         with pytest.raises(SessionFatal, match="planted in decode"):
             later()
-    assert len(ledger.operations) == calls
+    assert len(toy.operations) == calls
     session.close()
     assert [str(e.op) for e in sink.events[-2:]] == ["fatal", "close"]
     assert session.explain().fatal is not None
 
 
 def test_an_exception_nobody_planned_is_fatal_too() -> None:
-    session, ledger, _ = make()
-    ledger.prefill = lambda tokens, tape_start: 1 / 0  # type: ignore[method-assign, assignment]
+    session, toy, _ = make()
+    toy.prefill = lambda tokens, tape_start: 1 / 0  # type: ignore[method-assign, assignment]
     with pytest.raises(SessionFatal, match="ZeroDivisionError"):
         session.ensure_prefix([1, 2])
 
@@ -313,13 +315,13 @@ def test_plain_close_is_not_fatal() -> None:
 
 
 def test_cancel_rolls_back_to_the_start_of_the_operation() -> None:
-    session, ledger, sink = make(n_ctx=128)
+    session, toy, sink = make(n_ctx=128)
     session.ensure_prefix(list(range(10)))
-    ledger.cancel_after = 2
+    toy.cancel_after = 2
     with pytest.raises(Cancelled):
         session.prefill_suffix([i % 60 for i in range(60)])
     assert session.tape == tuple(range(10))
-    assert len(ledger.rows) == 10
+    assert len(toy.rows) == 10
     assert [e.reason for e in sink.events if e.op is Op.TRUNCATE] == ["cancelled"]
     session.prefill_suffix([5])
 
@@ -338,8 +340,8 @@ def test_what_a_failing_choice_had_decoded_is_taken_back_and_the_session_goes_on
 
 
 def test_cancel_of_a_sliding_prefill_closes_the_session_without_a_fatal() -> None:
-    session, ledger, sink = make("stream:sink=2,recent=10", n_ctx=32)
-    ledger.cancel_after = 4
+    session, toy, sink = make("stream:sink=2,recent=10", n_ctx=32)
+    toy.cancel_after = 4
     with pytest.raises(Cancelled):
         session.ensure_prefix([i % 60 for i in range(200)])
     with pytest.raises(SessionClosed):
@@ -348,13 +350,13 @@ def test_cancel_of_a_sliding_prefill_closes_the_session_without_a_fatal() -> Non
 
 
 def test_restore_brings_tape_and_rows_back() -> None:
-    session, ledger, _ = make(n_ctx=64, chunk=64)
+    session, toy, _ = make(n_ctx=64, chunk=64)
     session.ensure_prefix(list(range(20)))
     saved = session.snapshot()
     session.ensure_prefix([*range(10), 50, 51])
     session.restore(saved)
     assert session.tape == tuple(range(20))
-    assert [r.token for r in ledger.rows] == list(range(20))
+    assert [r.token for r in toy.rows] == list(range(20))
     with pytest.raises(InputRejected, match="prefill at least one token"):
         session.decode(1)
     with pytest.raises(UnknownBlock, match="snapshot 7"):
@@ -363,10 +365,10 @@ def test_restore_brings_tape_and_rows_back() -> None:
 
 @pytest.mark.parametrize("bad", [[], [-1], [64], [1, 2, 10**9]])
 def test_bad_tokens_are_refused_and_recorded(bad: list[int]) -> None:
-    session, ledger, sink = make()
+    session, toy, sink = make()
     with pytest.raises(InputRejected):
         session.ensure_prefix(bad)
-    assert ledger.operations == []
+    assert toy.operations == []
     assert sink.events[-1].op is Op.REFUSE
 
 
@@ -376,16 +378,16 @@ def test_context_too_small_for_the_policy() -> None:
 
 
 def test_rebased_needs_a_shift() -> None:
-    caps = dataclasses.replace(ALL_CAPABILITIES, position_shift=False)
+    caps = dataclasses.replace(TOY_CAPABILITIES, position_shift=False)
     with pytest.raises(UnsupportedOperation, match="positions=rebased"):
         make("stream:sink=1,recent=4,positions=rebased", capabilities=caps)
 
 
 def test_positions_near_the_trained_context_are_compacted_once() -> None:
-    session, ledger, sink = make("stream:sink=2,recent=10", n_ctx=32, n_ctx_train=64)
+    session, toy, sink = make("stream:sink=2,recent=10", n_ctx=32, n_ctx_train=64)
     session.ensure_prefix([i % 60 for i in range(200)])
     session.decode(100)
-    assert max(r.cache for r in ledger.rows) < 64
+    assert max(r.cache for r in toy.rows) < 64
     assert {e.reason for e in sink.events if e.op is Op.SHIFT} == {"trained_context"}
 
 
@@ -418,9 +420,9 @@ def test_pinned_block_in_two_places_of_the_cache_is_cut_before_it_is_evicted() -
 
 def test_pinned_rebuild_lays_the_survivors_together_between_two_runs_of_one_plan() -> None:
     """Found by the state machine: after the first rebuild the second run stands elsewhere in the cache."""
-    ledger, sink = LedgerBackend(n_ctx=32, cold_budget_tokens=8, chunk=8), ListSink()
+    toy, sink = toy_backend(n_ctx=32, cold_budget_tokens=8, chunk=8), ListSink()
     policy = parse_policy("stream:sink=2,recent=9,block=4")
-    session = Session(ledger, policy, sink, ManualClock(), run_id="r", session_id="s", evict_by="recompute")
+    session = Session(toy, policy, sink, ManualClock(), run_id="r", session_id="s", evict_by="recompute")
     session.prefill_suffix([0] * 6)
     session.decode(26)
     session.ensure_prefix([*session.tape, 0], need_logits=False)
@@ -504,7 +506,7 @@ def test_bounds_must_be_where_the_tokens_lie() -> None:
 
 def test_evicting_by_recompute_needs_no_cold_store_and_is_the_only_way_told() -> None:
     policy = parse_policy("stream:sink=1,recent=4")
-    ledger, sink = LedgerBackend(), ListSink()
+    ledger, sink = toy_backend(), ListSink()
     session = Session(ledger, policy, sink, ManualClock(), run_id="r", session_id="s", evict_by="recompute")
     assert session.explain().ways == ("recompute",)
     session.ensure_prefix([1] * 100)
@@ -513,7 +515,7 @@ def test_evicting_by_recompute_needs_no_cold_store_and_is_the_only_way_told() ->
 
 @pytest.mark.parametrize(("able", "allow"), [(False, None), (True, False)])
 def test_evicting_by_recompute_where_that_cannot_be_is_refused_at_open(able: bool, allow: bool | None) -> None:
-    ledger = LedgerBackend(capabilities=dataclasses.replace(ALL_CAPABILITIES, recompute_range=able))
+    ledger = toy_backend(capabilities=dataclasses.replace(TOY_CAPABILITIES, recompute_range=able))
     policy, sink, clock = parse_policy("stream:sink=1,recent=4"), ListSink(), ManualClock()
     with pytest.raises(UnsupportedOperation, match="evicting by recompute"):
         Session(ledger, policy, sink, clock, run_id="r", session_id="s", allow_recompute=allow, evict_by="recompute")
@@ -546,7 +548,7 @@ class FullDisk(ListSink):
 
 @pytest.mark.parametrize("how", ["close", "refusal", "fatal", "work"])
 def test_a_log_that_cannot_be_written_frees_the_native_context(how: str) -> None:
-    ledger, sink = LedgerBackend(), FullDisk()
+    ledger, sink = toy_backend(), FullDisk()
     session = Session(ledger, parse_policy("none"), sink, ManualClock(), run_id="r", session_id="s")
     session.ensure_prefix([1, 2, 3])
     if how == "fatal":
@@ -658,7 +660,7 @@ def test_ctrl_c_between_any_two_steps_closes_the_session(after: int) -> None:
                 raise KeyboardInterrupt
             return super().now_ns()
 
-    ledger, sink, clock = LedgerBackend(), ListSink(), Struck()
+    ledger, sink, clock = toy_backend(), ListSink(), Struck()
     session = Session(ledger, parse_policy("none"), sink, clock, run_id="r", session_id="s")
     session.ensure_prefix([1, 2, 3, 4])
     clock.left = after

@@ -22,8 +22,8 @@ from kvtape.planner.events import Event, Op, Placement
 from kvtape.planner.layout import Layout
 from kvtape.planner.residency import fold
 from kvtape.planner.specs import parse_policy
+from kvtape.testing.sink import ListSink
 from support.engines import ENGINES, load_engine
-from support.ledger import ListSink
 from support.tiny_gguf import write_tiny
 
 _folder = tempfile.TemporaryDirectory(prefix="kvtape-session-")

@@ -14,8 +14,8 @@ from kvtape.backends.session import Session
 from kvtape.planner.events import Op, Way
 from kvtape.planner.residency import fold
 from kvtape.planner.specs import parse_policy
+from kvtape.testing.sink import ListSink
 from support.engines import load_engine
-from support.ledger import ListSink
 from support.tiny_gguf import write_tiny
 
 TOKENS = [int(t) for t in np.random.default_rng(3).integers(3, 200, 200)]

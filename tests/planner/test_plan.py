@@ -26,6 +26,7 @@ from kvtape.planner.plan import (
 )
 from kvtape.planner.ranges import Range, RangeSet
 from kvtape.planner.ways import available_ways
+from support.block_lists import block_lists
 
 PINNED, MAP, VOLATILE = CacheClass.TASK_PINNED, CacheClass.REPO_MAP, CacheClass.VOLATILE
 SURGERY = Capabilities(remove_middle=True, position_shift=True)
@@ -168,7 +169,9 @@ def test_the_marks_of_a_plan_do_not_stick() -> None:
 
 
 def test_no_blocks_is_an_empty_plan() -> None:
-    assert plan([], 4, sink=2, recent=2) == Plan(4, 0, 0, 0, False, 0, (), (), (), ())
+    found = plan([], 4, sink=2, recent=2)
+    assert (found.budget, found.total, found.hot, found.protected, found.over_budget) == (4, 0, 0, 0, False)
+    assert (found.keep, found.evict, found.kept_blocks, found.diagnostics) == ((), (), (), ())
 
 
 def test_holes_in_the_tape_are_no_blocks_and_recent_counts_positions() -> None:
@@ -298,31 +301,6 @@ def test_inputs_that_cannot_be_planned(error: type[PlanError], blocks: list[Bloc
 
 
 # -- properties ---------------------------------------------------------------------------------------------------
-
-
-@st.composite
-def block_lists(draw: st.DrawFn, scored: bool = False) -> list[Block]:
-    """Disjoint blocks with holes between some, ids unrelated to order, in arbitrary order."""
-    shapes = draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), max_size=12))
-    ids = draw(st.permutations(range(len(shapes))))
-    blocks: list[Block] = []
-    at = 0
-    for block_id, (skip, length) in zip(ids, shapes, strict=True):
-        at += skip
-        blocks.append(
-            Block(
-                block_id,
-                at,
-                at + length,
-                "user",
-                draw(st.sampled_from([VOLATILE, VOLATILE, MAP, PINNED])),
-                draw(st.sampled_from([Flag(0), Flag(0), Flag.RETRIEVED, Flag.PINNED, Flag.SINK])),
-                draw(st.integers(0, 3)),
-                score=draw(st.sampled_from([0.0, 0.5, 1.0])) if scored else None,
-            )
-        )
-        at += length
-    return draw(st.permutations(blocks))
 
 
 options = st.fixed_dictionaries(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvtape.planner.events import BlockRef, Event, Op, Placement, Way
+from kvtape.planner.fold_columns import EventColumns, fold_columns
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency import IllegalEvent, ResidencyMismatch, ResidencyState, apply, check_event
 from support.residency_model import Cold, Model, cut_refs
@@ -29,6 +30,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.state = ResidencyState()
         self.over = False
         self.retired: list[int] = []
+        self.events: list[Event] = []
 
     def feed(self, op: Op, **columns: Any) -> None:
         """Apply the event of a change that the model has already made."""
@@ -36,6 +38,12 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.state = apply(self.state, event)
         check_event(self.state, event)
         self.model.seq += 1
+        self.events.append(event)
+
+    def teardown(self) -> None:
+        """Whatever ops the run drew, their columns fold to the same state."""
+        folded = fold_columns(EventColumns.of(self.events))
+        assert (folded, folded.snapshots) == (self.state, self.state.snapshots)
 
     @initialize()
     def open(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,36 @@ def test_record_a_session_and_fold_its_log(tmp_path: Path) -> None:
     assert "session s0 on llama, policy stream:sink=4,recent=252" in folded
     assert " evict " in folded
     assert "resident: [0, 4) [" in folded
+
+
+THIRD_PARTY = ROOT / "examples" / "third_party"
+
+
+def test_a_backend_of_ones_own_conforms() -> None:
+    """In the folder of the sample, as its first line says; the outcome is that of a backend without surgery."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "--kvtape-backend",
+        "backend:open_backend",
+    ]
+    done = subprocess.run(command, cwd=THIRD_PARTY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "this engine can only compute and clear its cache" in done.stdout
+    assert re.search(r"\b(\d+) passed, 15 skipped", done.stdout)
+
+
+def test_a_policy_of_ones_own_on_it() -> None:
+    out = run("third_party/use_both.py")
+    assert "of a budget of 16" in out
+    assert "evicts, all by recompute" in out
+    assert "fold and books agree" in out
+
+
+@pytest.mark.parametrize("path", sorted(THIRD_PARTY.glob("*.py")), ids=lambda p: p.name)
+def test_a_third_party_sample_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))

@@ -52,6 +52,8 @@ def test_every_contract_is_kept(rooms: Path) -> None:
         ("traces/__init__.py", "import kvtape.backends.protocol"),
         ("sim/__init__.py", "import kvtape.replay"),
         ("backends/__init__.py", "import kvtape.cli"),
+        ("replay/__init__.py", "import kvtape.testing.toy"),
+        ("testing/__init__.py", "import kvtape.cli"),
         ("backends/llama/__init__.py", "import kvtape.planner.residency"),
         ("backends/openvino/__init__.py", "from kvtape.planner import residency"),
         ("planner/events.py", "import pydantic"),

@@ -41,6 +41,7 @@ def test_the_wheel_carries_the_licence_and_the_command(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (entry,) = (n for n in archive.namelist() if n.endswith("entry_points.txt"))
     assert "kvtape = kvtape.cli:main" in archive.read(entry).decode()
+    assert "[pytest11]\nkvtape = kvtape.testing.plugin" in archive.read(entry).decode()
     assert any(n.endswith("licenses/LICENSE") for n in archive.namelist())
 
 

@@ -18,13 +18,13 @@ import numpy.typing as npt
 
 __all__ = ["BOS", "CONTROL_TOKENS", "EOS", "TINY_ARCHS", "TinyShape", "byte_bpe_vocabulary", "write_tiny"]
 
-TINY_ARCHS = ("gemma3", "lfm2", "llama", "mamba", "qwen2", "qwen2vl", "qwen3")
+TINY_ARCHS = ("gemma3", "gpt-oss", "lfm2", "llama", "mamba", "qwen2", "qwen2vl", "qwen3")
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BOS, EOS = 1, 2
 
 _QUANTISED = {"q4_0": gguf.GGMLQuantizationType.Q4_0, "q8_0": gguf.GGMLQuantizationType.Q8_0}
 _FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7}
-_BIASED = frozenset({"qwen2", "qwen2vl"})
+_BIASED = frozenset({"gpt-oss", "qwen2", "qwen2vl"})
 _QK_NORMED = frozenset({"gemma3", "lfm2", "qwen3"})
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -44,7 +44,8 @@ class TinyShape:
 
     `head_dim` None gives n_embd // n_head. `weights` is the type of the matrices: f32, f16, q8_0, q4_0 (vectors stay
     f32). `yarn` is the YaRN factor over n_ctx // yarn original tokens, 0 for plain RoPE. `window` is the sliding window
-    of gemma3, whose layers are windowed but for every 6th. `kv_heads` gives the KV heads of each layer of lfm2; a 0
+    of gemma3, whose layers are windowed but for every 6th, and of gpt-oss, where every second is. `sink_weight` is the
+    learned sink logit of every head of gpt-oss. `kv_heads` gives the KV heads of each layer of lfm2; a 0
     makes that layer a short convolution. `qk_gain` above 1 makes attention peaky. `tied` leaves the output matrix out.
     """
 
@@ -62,6 +63,7 @@ class TinyShape:
     qk_gain: float = 1.0
     yarn: int = 0
     window: int = 0
+    sink_weight: float = 0.0
     kv_heads: tuple[int, ...] = ()
     n_merges: int = 61
     tied: bool = False
@@ -76,6 +78,7 @@ class TinyShape:
 
 _ARCH_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3": {"n_layer": 6, "window": 64},
+    "gpt-oss": {"window": 64},
     "lfm2": {"n_layer": 4, "kv_heads": (0, 1, 0, 1)},
 }
 
@@ -194,6 +197,10 @@ def _write_metadata(writer: gguf.GGUFWriter, shape: TinyShape) -> None:
         writer.add_rope_dimension_sections([half // 2, half // 4, half // 4, 0])
     if shape.arch == "lfm2":
         writer.add_shortconv_l_cache(3)
+    if shape.arch == "gpt-oss":
+        writer.add_expert_count(_Weights.EXPERTS)
+        writer.add_expert_used_count(_Weights.EXPERTS_USED)
+        writer.add_expert_feed_forward_length(shape.n_ff)
 
 
 def _write_mamba_metadata(writer: gguf.GGUFWriter, shape: TinyShape) -> None:
@@ -209,6 +216,7 @@ class _Weights:
     """Draws the tensors of one model, in the order in which they are written."""
 
     MAMBA_KERNEL, MAMBA_STATE, MAMBA_STEP_RANK = 4, 8, 4
+    EXPERTS, EXPERTS_USED = 4, 2
 
     def __init__(self, writer: gguf.GGUFWriter, shape: TinyShape) -> None:
         self._writer = writer
@@ -234,7 +242,10 @@ class _Weights:
             self._attention(block, self._shape.layer_kv_heads(layer))
         else:
             self._short_convolution(block)
-        self._feed_forward(block)
+        if self._shape.arch == "gpt-oss":
+            self._experts(block)
+        else:
+            self._feed_forward(block)
 
     def _attention(self, block: str, n_head_kv: int) -> None:
         shape = self._shape
@@ -249,8 +260,11 @@ class _Weights:
         if shape.arch in _QK_NORMED:
             self._ones(block + "attn_q_norm", shape.head_size)
             self._ones(block + "attn_k_norm", shape.head_size)
-        if shape.arch == "gemma3":
+        if shape.arch in ("gemma3", "gpt-oss"):
             self._ones(block + "post_attention_norm", shape.n_embd)
+        if shape.arch == "gpt-oss":
+            self._bias(block + "attn_output", shape.n_embd)
+            self._add(block + "attn_sinks.weight", np.full(shape.n_head, shape.sink_weight))
 
     def _short_convolution(self, block: str) -> None:
         width = self._shape.n_embd
@@ -266,6 +280,15 @@ class _Weights:
         self._matrix(block + "ffn_down", shape.n_embd, shape.n_ff)
         if shape.arch == "gemma3":
             self._ones(block + "post_ffw_norm", shape.n_embd)
+
+    def _experts(self, block: str) -> None:
+        width, inner, n = self._shape.n_embd, self._shape.n_ff, self.EXPERTS
+        self._matrix(block + "ffn_gate_inp", n, width)
+        self._bias(block + "ffn_gate_inp", n)
+        for name, rows, columns in (("gate", inner, width), ("up", inner, width), ("down", width, inner)):
+            drawn = np.stack([self._draw(rows, columns) for _ in range(n)])
+            self._add(f"{block}ffn_{name}_exps.weight", drawn)
+            self._add(f"{block}ffn_{name}_exps.bias", self._rng.standard_normal((n, rows)) * 0.02)
 
     def _mamba(self, block: str) -> None:
         width, inner = self._shape.n_embd, 2 * self._shape.n_embd

@@ -16,14 +16,15 @@ from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.events import Event, Op
 from kvtape.planner.residency import ResidencyState, apply
 from kvtape.planner.specs import parse_policy
+from kvtape.testing.toy import TOY_CAPABILITIES, ToyBackend
 from kvtape.traces.codec import to_arrow
 from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import Recorder
 from kvtape.traces.schema import ALL_TABLES, EVENTS, SESSIONS, create_table, create_types
 from kvtape.traces.views import VIEWS
-from support.ledger import ALL_CAPABILITIES, LedgerBackend
 from support.logs import KEY, TickClock, run_row, session_row
 from support.sessions import random_scripts
+from support.toys import toy_backend
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_residency_carries_values_over_events_that_record_none(
     assert rows == [(e.resident_tokens, e.resident_digest) for e in made.events]
 
 
-def recorded(path: Path, backend: LedgerBackend, policy: str, steps: Any) -> Any:
+def recorded(path: Path, backend: ToyBackend, policy: str, steps: Any) -> Any:
     """The log of one session over a backend of books; `steps(session)` drives it."""
     recorder = Recorder(path, run_row(), clock=TickClock(), key=KEY)
     session = Session(
@@ -99,7 +100,7 @@ def test_every_prefill_has_its_reason(tmp_path: Path) -> None:
         s.ensure_prefix([*a[:5], 40, 41, 42, 50, 51])
         s.ensure_prefix([60, 61])
 
-    with recorded(tmp_path / "a.duckdb", LedgerBackend(), "none", steps) as log:
+    with recorded(tmp_path / "a.duckdb", toy_backend(), "none", steps) as log:
         assert reasons(log) == [
             ("prefill", "cold", 10, 0),
             ("prefill", "last_token_for_logits", 1, 1),
@@ -126,9 +127,9 @@ def test_a_hole_that_had_to_be_computed_again_is_evicted(tmp_path: Path) -> None
         s.evict(4, 8)
         s.ensure_prefix([*range(20), 30])
 
-    with recorded(tmp_path / "refill.duckdb", LedgerBackend(), "none", steps) as log:
+    with recorded(tmp_path / "refill.duckdb", toy_backend(), "none", steps) as log:
         assert reasons(log, 2) == [("recompute", "evicted", 4, None), ("prefill", "extended", 1, 0)]
-    cannot = LedgerBackend(capabilities=replace(ALL_CAPABILITIES, recompute_range=False))
+    cannot = toy_backend(capabilities=replace(TOY_CAPABILITIES, recompute_range=False))
     with recorded(tmp_path / "hole.duckdb", cannot, "none", steps) as log:
         assert reasons(log, 2) == [("prefill", "evicted", 16, 16), ("prefill", "extended", 1, 0)]
 
@@ -137,11 +138,11 @@ def test_a_hole_that_had_to_be_computed_again_is_evicted(tmp_path: Path) -> None
     ("capabilities", "positions", "reason"),
     [
         (Capabilities(remove_tail=True, recompute_range=True), "auto", "surgery_impossible"),
-        (replace(ALL_CAPABILITIES, position_shift=False), "rebased", "shift_impossible"),
+        (replace(TOY_CAPABILITIES, position_shift=False), "rebased", "shift_impossible"),
     ],
 )
 def test_a_rebuilt_cache_says_why(tmp_path: Path, capabilities: Capabilities, positions: str, reason: str) -> None:
-    backend = LedgerBackend(n_ctx=32, capabilities=capabilities, cold_budget_tokens=0)
+    backend = toy_backend(n_ctx=32, capabilities=capabilities, cold_budget_tokens=0)
     recorder = Recorder(tmp_path / "a.duckdb", run_row(), clock=TickClock(), key=KEY)
     session = Session(
         backend, policy=parse_policy(f"stream:sink=4,recent=8,positions={positions}"), sink=recorder,
@@ -159,7 +160,7 @@ def test_plans_are_joined_with_the_evicts_they_caused(tmp_path: Path) -> None:
         s.ensure_prefix(list(range(60)))
         s.decode(40, stop_tokens=frozenset())
 
-    backend = LedgerBackend(n_ctx=32, cold_budget_tokens=64)
+    backend = toy_backend(n_ctx=32, cold_budget_tokens=64)
     with recorded(tmp_path / "a.duckdb", backend, "stream:sink=4,recent=8", steps) as log:
         rows = log.sql(
             "SELECT seq, planned_evict_tokens, evicted_tokens, evicts, cold_evicts, over_budget FROM decisions"
@@ -186,7 +187,7 @@ def test_a_fatal_names_its_cause_and_what_came_before(tmp_path: Path) -> None:
         with pytest.raises(Exception, match="poisoned"):
             s.decode(1)
 
-    backend = LedgerBackend()
+    backend = toy_backend()
     with recorded(tmp_path / "a.duckdb", backend, "none", steps) as log:
         rows = log.sql("SELECT error_class, previous_op::VARCHAR, resident_tokens, reason FROM fatals")[1]
     assert [r[:3] for r in rows] == [("decode_failed", "generate", 3)]
@@ -208,6 +209,6 @@ def test_a_restore_that_left_nothing_of_the_prefix_is_told(database: duckdb.Duck
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda v: v.name)
 def test_every_view_has_the_columns_it_names_and_its_example_runs(view: Any, tmp_path: Path) -> None:
-    with recorded(tmp_path / "a.duckdb", LedgerBackend(), "none", lambda s: s.ensure_prefix([1, 2, 3])) as log:
+    with recorded(tmp_path / "a.duckdb", toy_backend(), "none", lambda s: s.ensure_prefix([1, 2, 3])) as log:
         assert log.sql(f"SELECT * FROM {view.name}")[0] == [name for name, _ in view.columns]
         log.sql(view.example)

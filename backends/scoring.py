@@ -1,0 +1,86 @@
+"""Asking the engine what its queries attended to, as a policy wants it measured, and putting it on blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvtape.backends.errors import UnsupportedOperation
+from kvtape.backends.parts import Parts
+from kvtape.backends.protocol import AttentionMass
+from kvtape.planner.blocks import Block
+from kvtape.planner.events import Op
+from kvtape.planner.scores import ScoreRequest, pool_scores, score_blocks, sum_layers
+
+__all__ = ["probe", "scored"]
+
+
+def scored(parts: Parts, blocks: Sequence[Block]) -> Sequence[Block]:
+    """The blocks with the scores that the policy asks for; as they are where it asks for none or none can be had.
+
+    A `score` event says what was measured. A probe is not made here: its tokens come from the caller (`probe`).
+    """
+    request = parts.policy.score_request
+    if request is None or not parts.backend.capabilities.attention_scores:
+        return blocks
+    if request.kind == "probe":
+        return blocks if parts.probed is None else _on_blocks(parts, blocks, request, parts.probed)
+    began = parts.now()
+    try:
+        measured = parts.backend.take_mass() if request.kind == "accumulated" else _window(parts, request)
+    except UnsupportedOperation as err:
+        # The plan then goes without scores and says so; why is on record.
+        parts.journal.emit(Op.REFUSE, began, error_class=type(err).__name__, reason=f"score: {err}")
+        return blocks
+    _record(parts, request.kind, measured, began)
+    return _on_blocks(parts, blocks, request, measured)
+
+
+def probe(parts: Parts, tokens: Sequence[int]) -> AttentionMass:
+    """Measure what `tokens` would attend to behind the tape; kept for plans that want a probe, until the tape grows."""
+    began = parts.now()
+    request = parts.policy.score_request
+    layers = request.layers if request is not None and request.kind == "probe" else None
+    measured = parts.backend.score(tokens, len(parts.tape), layers)
+    _record(parts, "probe", measured, began)
+    parts.probed = measured
+    return measured
+
+
+def _window(parts: Parts, request: ScoreRequest) -> AttentionMass:
+    """The last tokens' queries; further left where the engine cannot compute right behind a hole."""
+    queries = min(request.queries or 1, len(parts.tape) - 1)
+    start = len(parts.tape) - queries
+    layout = parts.state.layout
+    home = next((s for s in layout if s.tape_start <= start < s.tape_stop), None)
+    if home is None:
+        raise UnsupportedOperation("score", f"the last {queries} tokens are not all resident")
+    if start == home.tape_start and start > 0:
+        # Right behind a hole there is no row for the engine to go on from.
+        start += 1
+    return parts.backend.score(parts.tape[start:], start, request.layers)
+
+
+def _on_blocks(
+    parts: Parts, blocks: Sequence[Block], request: ScoreRequest, measured: AttentionMass
+) -> Sequence[Block]:
+    positions = np.asarray(measured.tape_positions)
+    rows = measured.peak if request.heads == "max" else measured.mass
+    tokens = sum_layers(rows, measured.layers, request.layers)
+    if request.kind == "accumulated":
+        parts.history = parts.history.add(positions, tokens, measured.n_queries, len(parts.tape))
+        tokens = parts.history.scores(positions, parts.policy.norm)
+    return score_blocks(blocks, positions, pool_scores(tokens, parts.policy.pool))
+
+
+def _record(parts: Parts, kind: str, measured: AttentionMass, began: int) -> None:
+    parts.journal.emit(
+        Op.SCORE,
+        began,
+        n_tokens=len(measured.tape_positions),
+        reason=kind,
+        elapsed_ns=parts.now() - began,
+        detail=json.dumps({"layers": list(measured.layers), "queries": measured.n_queries}),
+    )

@@ -1,0 +1,25 @@
+"""Backends for the conformance suite: `pytest --kvtape-backend support.conformance_backends:llama`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from kvtape.backends.protocol import Backend, SessionConfig
+from kvtape.testing.toy import open_toy as toy_again
+from support import llama_tiny, openvino_tiny
+
+__all__ = ["llama", "openvino", "openvino_without_mirror", "toy_again"]
+
+
+def llama(config: SessionConfig) -> Backend:
+    return llama_tiny.engine().open(config)
+
+
+def openvino(config: SessionConfig) -> Backend:
+    return openvino_tiny.tiny_engine("llama").open(config)
+
+
+def openvino_without_mirror(config: SessionConfig) -> Backend:
+    """Rows cannot be removed here: every eviction is a recompute."""
+    options = {**config.options, "mirror": "off"}
+    return openvino_tiny.tiny_engine("llama").open(dataclasses.replace(config, options=options))
