@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvtape.cli.args import AsJson, LogPath
+
+if TYPE_CHECKING:
+    from kvtape.traces.reader import Log
 
 __all__ = ["sql"]
 
@@ -31,13 +34,28 @@ def sql(
 
     text = sys.stdin.read() if query == "-" else query
     with opened(log) as tape:
-        columns, rows = tape.sql(text)
+        columns, rows = _ask(tape, text)
         twice = sorted({name for name in columns if columns.count(name) > 1})
         if as_json and twice:
             raise UsageError(f"--json names values by their columns, and {', '.join(twice)} is there twice; use AS")
         body = {"columns": list(columns), "rows": [_record(columns, row) for row in rows]}
         section = Section(None, tuple(columns), rows)
         emit("sql", body, [section], as_json=as_json, digest=tape.chain_digest, digest_kind="chain")
+
+
+def _ask(tape: Log, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """In a thread, so that Ctrl-C is heard: DuckDB looks at signals between its tasks only, and one can take hours."""
+    from concurrent.futures import ThreadPoolExecutor, wait
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(tape.sql, query)
+        try:
+            return asked.result()
+        except KeyboardInterrupt:
+            while not asked.done():  # again, in case the query was only about to begin
+                tape.connection.interrupt()
+                wait([asked], timeout=0.05)
+            raise
 
 
 def _record(columns: list[str], row: tuple[Any, ...]) -> dict[str, Any]:

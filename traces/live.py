@@ -1,7 +1,8 @@
 """Reading a log that somebody is recording: work on copies, never on the recorder's files.
 
-The order of copying matters: file, then write-ahead log, then sidecar. Whatever was acknowledged before the sidecar
-was copied is then in the copied log.
+The order of copying matters: sidecar, then file, then write-ahead log. A batch is acknowledged in the sidecar after it
+is in the write-ahead log, so whatever the copied sidecar says is then in the copied log; the other way round a batch
+that came between the two copies would look like a lost tail.
 """
 
 from __future__ import annotations
@@ -49,18 +50,20 @@ def recorded_here(log: Path) -> bool:
 
 
 def snapshot(log: Path, folder: Path) -> Path:
-    """Copy file, write-ahead log and sidecar into `folder`; the path of the copy.
+    """Copy sidecar, file and write-ahead log into `folder`; the path of the copy.
 
-    Copies again when a file was replaced meanwhile (the log was sealed). Raises LogUnreadable when that goes on.
+    Copies again when a file was replaced meanwhile (the log was sealed), or the first sidecar came. Raises
+    LogUnreadable when that goes on.
     """
     target = folder / "snapshot.duckdb"
-    sources = (log, wal_path(log), head_path(log))
-    targets = (target, wal_path(target), head_path(target))
+    sources = (head_path(log), log, wal_path(log))
+    targets = (head_path(target), target, wal_path(target))
     copy = _copy_elsewhere if recorded_here(log) else _copy_all
     for _ in range(_ATTEMPTS):
         before = _identity(log), _identity(wal_path(log))
         copy(sources, targets)
-        if before == (_identity(log), _identity(wal_path(log))) and target.exists():
+        has_head = head_path(target).exists() or not head_path(log).exists()
+        if before == (_identity(log), _identity(wal_path(log))) and target.exists() and has_head:
             return target
         time.sleep(_PAUSE_S)
     raise LogUnreadable(f"{log}: its files keep being replaced; try again when the recorder is done")

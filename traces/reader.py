@@ -1,7 +1,7 @@
 """Reading a log: typed rows, the folded state, SQL. Nothing here can change a log.
 
 A sealed log is opened in place, read-only. One that is being recorded, or was left by a dead recorder, is copied
-first (file, write-ahead log, sidecar), so that neither side disturbs the other; `Log.notice` says so.
+first (sidecar, file, write-ahead log), so that neither side disturbs the other; `Log.notice` says so.
 """
 
 from __future__ import annotations
@@ -198,7 +198,13 @@ class Log:
 
 def open_log(path: str | Path) -> Log:
     """Open a log for reading. Raises LogMissing, NotALog, LogTooNew, LogUnreadable."""
-    log = Path(path)
+    log = _open(Path(path))
+    if lost := _lost_tail(log):
+        log.notice = f"{log.notice}; {lost}" if log.notice else lost
+    return log
+
+
+def _open(log: Path) -> Log:
     if not log.exists():
         raise LogMissing(f"{log}: no such log")
     if log.is_dir():
@@ -260,6 +266,20 @@ def _drop_stale_wal(copy: Path, shown: Path) -> bool:
     if not sealed:
         aside.rename(wal)
     return sealed
+
+
+def _lost_tail(log: Log) -> str | None:
+    if log.head is None:
+        return None
+    try:
+        stored = int(log._query("SELECT coalesce(max(batch), 0) FROM batches")[0][0])
+    except LogUnreadable:
+        log.close()
+        raise
+    if log.head.batch <= stored:
+        return None
+    lost = f"batches {stored + 1} to {log.head.batch}"
+    return f"the acknowledged tail of {log.path.name} is lost ({lost}), see kvtape verify"
 
 
 def _notice(log: Log) -> str:

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
+from kvtape.traces import live as live_module
 from kvtape.traces import seal as seal_module
 from kvtape.traces.errors import LogExists, LogWriteFailed
 from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import Recorder
 from kvtape.traces.verify import verify
-from support.logs import KEY, TickClock, event, record_script, run_row, script
+from support.logs import KEY, TickClock, event, record_script, run_row, script, session_row
 
 TESTS = Path(__file__).parents[1]
 
@@ -211,6 +212,33 @@ def test_a_reader_in_another_process_sees_what_was_acknowledged_and_disturbs_nob
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_batch_that_comes_while_a_snapshot_is_taken_is_no_lost_tail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two files that the reader copies the recorder acknowledges another batch."""
+    path = tmp_path / "live.duckdb"
+    with Recorder(path, run_row(), clock=TickClock(), key=KEY, max_latency_s=0) as rec:
+        rec.open_session(session_row())
+        made = iter(script().events)
+
+        def record_one() -> None:
+            e = next(made)
+            rec.record(e, tokens=None if (row := script().tokens.get(e.seq)) is None else row.tokens)
+            rec.flush()
+
+        def copied_slowly(sources: list[Path], targets: list[Path]) -> None:
+            for source, target in zip(sources, targets, strict=True):
+                if source.exists():
+                    shutil.copyfile(source, target)
+                record_one()
+
+        record_one()
+        monkeypatch.setattr(live_module, "_copy_elsewhere", copied_slowly)
+        result = verify(path)
+    assert result.ok, result.findings
+    assert "past the acknowledged head" in (result.notice or "")
 
 
 def test_reading_in_the_recorders_own_process_keeps_its_lock(tmp_path: Path) -> None:
