@@ -38,7 +38,7 @@ def make_room(parts: Parts, incoming: int) -> int:
         # No plan yet, so the piece ends where one is due.
         incoming = min(incoming, rows_before_plan(parts))
     if parts.free_rows <= 0:
-        why = "the protected part alone fills it" if parts.policy.evicts else f"policy {parts.policy.name} never evicts"
+        why = _why_full(parts)
         raise ContextOverflow(parts.state.resident_tokens + 1, parts.n_ctx, why)
     _keep_positions_in_range(parts, incoming)
     return min(incoming, parts.free_rows, _positions_left(parts))
@@ -49,6 +49,14 @@ def plan_now(parts: Parts) -> None:
     limit = parts.policy.limit(parts.n_ctx)
     if parts.policy.evicts and parts.state.resident_tokens >= limit:
         _plan_and_evict(parts, 1, limit, "asked")
+
+
+def _why_full(parts: Parts) -> str:
+    if not parts.policy.evicts:
+        return f"policy {parts.policy.name} never evicts"
+    if surgery.choose_way(parts) is None:
+        return f"nothing can be evicted here: {parts.backend.refusal('remove_middle') or 'no way to carry it out'}"
+    return "the protected part alone fills it"
 
 
 def _plan_and_evict(parts: Parts, incoming: int, limit: int, trigger: str) -> None:

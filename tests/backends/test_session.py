@@ -259,7 +259,7 @@ def test_pinned_part_that_cannot_fit_is_refused_before_anything_runs() -> None:
 def test_without_a_way_a_stream_policy_keeps_everything_and_says_so() -> None:
     caps = dataclasses.replace(TOY_CAPABILITIES, remove_middle=False, recompute_range=False)
     session, _, sink = make("stream:sink=2,recent=10", n_ctx=32, capabilities=caps)
-    with pytest.raises(ContextOverflow):
+    with pytest.raises(ContextOverflow, match="nothing can be evicted here"):
         session.ensure_prefix(list(range(40)))
     assert any("stream_unsupported" in p.diagnostics for p in sink.plans)
 
