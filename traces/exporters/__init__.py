@@ -1,0 +1,1 @@
+"""A log written out in other formats."""
