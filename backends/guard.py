@@ -22,6 +22,7 @@ from kvtape.backends.errors import (
 )
 from kvtape.backends.exclusive import Exclusive
 from kvtape.backends.parts import Parts
+from kvtape.backends.protocol import AttentionMass
 from kvtape.planner.blocks import BlockError
 from kvtape.planner.events import Op
 from kvtape.planner.plan import PlanError
@@ -40,6 +41,7 @@ class Snapshot:
     tape: tuple[int, ...]
     catalog: CatalogState
     history: MassHistory
+    carried: AttentionMass | None
 
 
 _FATAL_OF = {

@@ -39,6 +39,7 @@ class Parts:
     evictions: int = 0
     last_plan: PlanRow | None = None
     history: MassHistory = field(default_factory=MassHistory)
+    carried: AttentionMass | None = None
     probed: AttentionMass | None = None
 
     @property

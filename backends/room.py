@@ -44,9 +44,9 @@ def make_room(parts: Parts, incoming: int) -> int:
     return min(incoming, parts.free_rows, _positions_left(parts))
 
 
-def plan_now(parts: Parts) -> None:
-    """Plan and evict down to the policy's limit, less one for the next token, whatever is resident."""
-    limit = parts.policy.limit(parts.n_ctx)
+def plan_now(parts: Parts, limit: int | None = None) -> None:
+    """Plan and evict down to `limit` (default: the policy's), less one for the next token."""
+    limit = parts.policy.limit(parts.n_ctx) if limit is None else limit
     if parts.policy.evicts and parts.state.resident_tokens >= limit:
         _plan_and_evict(parts, 1, limit, "asked")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvtape.backends.carried import taken
 from kvtape.backends.errors import UnsupportedOperation
 from kvtape.backends.parts import Parts
 from kvtape.backends.protocol import AttentionMass
@@ -29,7 +30,7 @@ def scored(parts: Parts, blocks: Sequence[Block]) -> Sequence[Block]:
         return blocks if parts.probed is None else _on_blocks(parts, blocks, request, parts.probed)
     began = parts.now()
     try:
-        measured = parts.backend.take_mass() if request.kind == "accumulated" else _window(parts, request)
+        measured = taken(parts) if request.kind == "accumulated" else _window(parts, request)
     except UnsupportedOperation as err:
         # The plan then goes without scores and says so; why is on record.
         parts.journal.emit(Op.REFUSE, began, error_class=type(err).__name__, reason=f"score: {err}")

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtape.backends import feeding, prefix, room, scoring, surgery
+from kvtape.backends import carried, feeding, prefix, room, scoring, surgery
 from kvtape.backends.catalog import BlockCatalog, Stretch
 from kvtape.backends.cold_store import ColdStore
 from kvtape.backends.errors import (
@@ -233,10 +233,12 @@ class Session(GuardedSession):
             prefix.check_tokens(self._parts, tokens)
             return scoring.probe(self._parts, tokens)
 
-    def plan_now(self) -> None:
-        """Plan and evict at once, down to one token below the policy's limit."""
+    def plan_now(self, limit: int | None = None) -> None:
+        """Plan and evict at once, down to one token below `limit` (default: the policy's own)."""
         with self._operation("plan_now"):
-            room.plan_now(self._parts)
+            if limit is not None and (not isinstance(limit, int) or limit < 2):
+                raise InputRejected(f"plan_now to {limit!r}: give a whole number of at least 2 tokens")
+            room.plan_now(self._parts, limit)
 
     def set_policy(self, policy: PolicySpec) -> None:
         """Use another policy from now on; plans record which one ruled."""
@@ -255,9 +257,12 @@ class Session(GuardedSession):
         with self._operation("snapshot"):
             self._require("snapshot_state", "snapshot")
             began = parts.now()
+            carried.carry(parts)
             blob = parts.backend.snapshot()
             snapshot_id = len(self._snapshots)
-            self._snapshots[snapshot_id] = Snapshot(blob, tuple(parts.tape), parts.catalog.copy_blocks(), parts.history)
+            self._snapshots[snapshot_id] = Snapshot(
+                blob, tuple(parts.tape), parts.catalog.copy_blocks(), parts.history, parts.carried
+            )
             parts.journal.emit(
                 Op.SNAPSHOT,
                 began,
@@ -280,7 +285,7 @@ class Session(GuardedSession):
             parts.backend.restore(saved.blob)
             parts.tape[:] = saved.tape
             parts.catalog.restore_blocks(saved.catalog)
-            parts.history, parts.probed = saved.history, None
+            carried.take_back(parts, saved.history, saved.carried)
             self._parts.logits = None
             elapsed = parts.now() - began
             # What the engine has back; what of it can be reused is the event's resident_tokens, from the fold.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtape.backends.cold_store import ColdEntry
+from kvtape.backends import carried
 from kvtape.backends.errors import ContextOverflow, UnknownBlock, UnsupportedOperation
 from kvtape.backends.parts import Parts
 from kvtape.planner import layout as lay
@@ -52,6 +53,7 @@ def truncate(parts: Parts, tape_stop: int, reason: str) -> int:
     removed = len(parts.tape) - tape_stop
     del parts.tape[tape_stop:]
     parts.history, parts.probed = parts.history.truncate(tape_stop), None
+    carried.cut(parts, tape_stop)
     shorter = parts.catalog.truncate(tape_stop)
     parts.journal.emit(
         Op.TRUNCATE,
