@@ -19,15 +19,18 @@ _BOUNDS: Final = {
     "chunk": (1, 2**16),
     "threads": (1, 512),
     "cold_budget_tokens": (0, 2**31 - 1),
+    "cold_budget_bytes": (0, 2**63 - 1),
 }
 
 
 def check_sizes(config: SessionConfig) -> None:
-    """Raises UsageError naming the size and its bounds, in tokens or threads."""
+    """Raises UsageError naming the size and its bounds, in tokens, threads or bytes."""
     for name, (least, most) in _BOUNDS.items():
         value = getattr(config, name)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise UsageError(f"{name} is {value!r}; it must be a whole number in [{least}, {most}]")
+    if config.cold_budget_bytes and not config.cold_budget_tokens:
+        raise UsageError("cold_budget_bytes without cold_budget_tokens: a cold store needs a budget in tokens")
 
 
 def effective_n_ctx(asked: int) -> int:

@@ -7,7 +7,7 @@ of a part splits the block, and the parts get ids of their own).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kvtape.planner.blocks import NO_FLAGS, Block, CacheClass, Flag
@@ -152,13 +152,23 @@ class BlockCatalog:
             found += self.inside(r.start, r.stop)
         return found
 
-    def touch(self, start: int, stop: int, clock: int) -> None:
-        """Mark the blocks of `[start, stop)` as used at logical time `clock`."""
+    def touch(self, start: int, stop: int, clock: int, *, retrieved: bool = False) -> None:
+        """Mark the blocks of `[start, stop)` as used at logical time `clock`, and as back from the cold store."""
+        flag = Flag.RETRIEVED if retrieved else NO_FLAGS
+        self._change(start, stop, lambda b: replace(b, last_used=clock, flags=b.flags | flag))
+
+    def forget_retrieved(self, start: int, stop: int) -> None:
+        """The blocks of `[start, stop)` left the cache: that they had come back once says nothing any more."""
+        self._change(
+            start, stop, lambda b: replace(b, flags=b.flags & ~Flag.RETRIEVED) if b.flags & Flag.RETRIEVED else b
+        )
+
+    def _change(self, start: int, stop: int, change: Callable[[Block], Block]) -> None:
         i = max(0, bisect_right(self._starts, start) - 1)
         while i < len(self._entries) and self._entries[i].block.start < stop:
             entry = self._entries[i]
             if entry.block.stop > start:
-                self._entries[i] = _Entry(replace(entry.block, last_used=clock), entry.origin)
+                self._entries[i] = _Entry(change(entry.block), entry.origin)
             i += 1
 
     def copy_blocks(self) -> CatalogState:
@@ -202,4 +212,6 @@ class BlockCatalog:
 
 
 def _same_kind(block: Block, kind: SegmentKind) -> bool:
-    return (block.kind, block.cache_class, block.flags) == (kind.kind, kind.cache_class, kind.flags)
+    """RETRIEVED says where the block's rows came from, not what its segment is."""
+    own = block.flags & ~Flag.RETRIEVED
+    return (block.kind, block.cache_class, own) == (kind.kind, kind.cache_class, kind.flags)

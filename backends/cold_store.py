@@ -8,14 +8,23 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from kvtape.backends.cold_identity import BlockIdentity
+from kvtape.backends.protocol import SessionConfig
 from kvtape.planner.blocks import CacheClass
 
-__all__ = ["ColdEntry", "ColdStore"]
+__all__ = ["ColdEntry", "ColdStore", "open_store"]
+
+
+def open_store(config: SessionConfig) -> ColdStore | None:
+    """The store that a session was configured with; None for a budget of no tokens."""
+    if not config.cold_budget_tokens:
+        return None
+    return ColdStore(config.cold_budget_tokens, config.cold_budget_bytes or None)
 
 
 @dataclass(frozen=True, slots=True)
 class ColdEntry:
-    """One exported block; `last_used` is the session's logical clock, `blob` an envelope."""
+    """One exported block; `last_used` is the session's logical clock, `blob` an envelope, `identity` what it copies."""
 
     block_id: int
     start: int
@@ -23,6 +32,7 @@ class ColdEntry:
     cache_class: CacheClass
     last_used: int
     blob: bytes
+    identity: BlockIdentity
 
     @property
     def n_tokens(self) -> int:
@@ -65,21 +75,19 @@ class ColdStore:
             raise ValueError(f"block {entry.block_id} is larger than the whole budget")
         self._entries[entry.block_id] = entry
 
-    def trim(self, newest: Collection[int] = ()) -> list[int]:
+    def trim(self, newest: int) -> list[int]:
         """Drop entries while over budget: more evictable class, then older, then smaller start.
 
-        The blocks in `newest` (those just inserted) go only when nothing else is left, and the last one never.
-        Returns the dropped ids in order.
+        Never `newest`, the block just inserted, which fits alone. Returns the dropped ids in order.
         """
+        pool = sorted(
+            (e for e in self._entries.values() if e.block_id != newest),
+            key=lambda e: (-e.cache_class.rank, e.last_used, e.start, e.block_id),
+        )
         dropped: list[int] = []
         while self._over():
-            fresh = frozenset(newest)
-            pool = sorted(
-                self._entries.values(),
-                key=lambda e: (e.block_id in fresh, -e.cache_class.rank, e.last_used, e.start, e.block_id),
-            )
-            dropped.append(pool[0].block_id)
-            del self._entries[pool[0].block_id]
+            dropped.append(pool[len(dropped)].block_id)
+            del self._entries[dropped[-1]]
         return dropped
 
     def pop(self, block_id: int) -> ColdEntry:

@@ -105,11 +105,12 @@ class FatalClass(StrEnum):
 
 
 class EngineFault(KvtapeError):
-    """The engine failed inside an operation; the session must go fatal with `fatal_class`."""
+    """The engine failed inside an operation; the session must go fatal with `fatal_class`, because of `cause`."""
 
-    def __init__(self, fatal_class: FatalClass, message: str) -> None:
-        super().__init__(f"{fatal_class}: {message}")
+    def __init__(self, fatal_class: FatalClass, cause: str) -> None:
+        super().__init__(f"{fatal_class}: {cause}")
         self.fatal_class = fatal_class
+        self.cause = cause
 
 
 class SessionFatal(KvtapeError):

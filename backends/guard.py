@@ -96,7 +96,7 @@ class GuardedSession:
         try:
             yield
         except EngineFault as fault:
-            raise self._go_fatal(fault.fatal_class, str(fault)) from fault
+            raise self._go_fatal(fault.fatal_class, fault.cause) from fault
         except (UsageError, Cancelled, BlockError, PlanError, SpecError) as err:
             if not self._closed:
                 self._record_refusal(name, err)

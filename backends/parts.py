@@ -108,6 +108,7 @@ def session_row(parts: Parts, run_id: str, session_id: str, *, content: bool) ->
         flash_attention=config.flash_attention,
         threads=config.threads,
         cold_budget_tokens=config.cold_budget_tokens,
+        cold_budget_bytes=config.cold_budget_bytes,
         capabilities=json.dumps(asdict(backend.capabilities), sort_keys=True),
         content=content,
     )

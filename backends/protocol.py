@@ -69,6 +69,8 @@ class SessionConfig:
     flash_attention: bool = False
     threads: int = 1
     cold_budget_tokens: int = 0
+    cold_budget_bytes: int = 0
+    """Of the exported blocks, beside the tokens; 0 for no bound of its own."""
     options: dict[str, str] = field(default_factory=dict)
     """Engine options from the spec `NAME:key=value,...`; an unknown key is a UsageError that lists the known."""
 

@@ -12,9 +12,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtape.backends import carried, feeding, prefix, room, scoring, surgery
+from kvtape.backends import carried, cold_steps, feeding, prefix, room, scoring, surgery
 from kvtape.backends.catalog import BlockCatalog, Stretch
-from kvtape.backends.cold_store import ColdStore
+from kvtape.backends.cold_store import open_store
 from kvtape.backends.errors import (
     ChoiceFailed,
     ContextOverflow,
@@ -24,6 +24,7 @@ from kvtape.backends.errors import (
     UsageError,
 )
 from kvtape.backends.explain import Explanation, explain
+from kvtape.backends.feasible import check_policy, may_recompute
 from kvtape.backends.guard import GuardedSession, Snapshot
 from kvtape.backends.journal import Journal
 from kvtape.backends.parts import Parts, session_row
@@ -80,21 +81,17 @@ class Session(GuardedSession):
         allow_recompute: bool | None = None,
         evict_by: str = "native",
     ) -> None:
-        policy.check_context(backend.n_ctx)
-        if evict_by not in ("native", "recompute"):
-            raise UsageError(f"evict_by {evict_by!r}: choose native or recompute")
-        budget = backend.config.cold_budget_tokens
+        check_policy(policy, backend, evict_by=evict_by, allow_recompute=allow_recompute)
         parts = Parts(
             backend=backend,
             journal=Journal(sink, clock, run_id, session_id),
             catalog=BlockCatalog(policy.block),
             policy=policy,
-            cold=ColdStore(budget) if budget > 0 else None,
-            allow_recompute=budget > 0 or evict_by == "recompute" if allow_recompute is None else allow_recompute,
+            cold=open_store(backend.config),
+            allow_recompute=may_recompute(backend, evict_by, allow_recompute),
             evict_by_recompute=evict_by == "recompute",
         )
         super().__init__(parts)
-        self._check_ways(policy)
         self._restore_cost: dict[str, int] | None = None
         sink.open_session(session_row(self._parts, run_id, session_id, content=content))
         began = self._parts.now()
@@ -130,6 +127,8 @@ class Session(GuardedSession):
             segments = prefix.as_segments(prompt)
             tokens = prefix.check_tokens(self._parts, (t for s in segments for t in s.tokens or ()))
             stretches = prefix.stretches(segments, 0)
+            if self._parts.policy.hole == "refill":
+                cold_steps.drop_damaged(self._parts, prefix.common_prefix(self._parts.tape, tokens))
             reuse = prefix.plan_reuse(self._parts, tokens, need_logits)
             prefix.refuse_overflow(self._parts, reuse.keep, len(tokens) - reuse.keep, stretches)
             return self._run_prefix(tokens, stretches, reuse)
@@ -245,8 +244,9 @@ class Session(GuardedSession):
         with self._operation("set_policy"):
             if not isinstance(policy, PolicySpec):
                 raise UsageError(f"policy {policy!r}: give what parse_policy returns")
-            policy.check_context(self._parts.n_ctx)
-            self._check_ways(policy)
+            parts = self._parts
+            evict_by = "recompute" if parts.evict_by_recompute else "native"
+            check_policy(policy, parts.backend, evict_by=evict_by, allow_recompute=parts.allow_recompute)
             if policy.block != self._parts.policy.block:
                 raise UsageError(f"block={policy.block}: this session cuts blocks of {self._parts.policy.block}")
             self._parts.policy = policy
@@ -300,8 +300,7 @@ class Session(GuardedSession):
                 elapsed_ns=elapsed,
                 kv_bytes=parts.resident_bytes(),
             )
-            if parts.cold is not None:
-                parts.cold.keep_only([b.block_id for b in parts.state.cold])
+            cold_steps.forget_invalid(parts)
 
     def explain(self) -> Explanation:
         """The whole account: works on open, fatal and closed sessions alike."""
@@ -339,19 +338,6 @@ class Session(GuardedSession):
         return status
 
     # -- checks --------------------------------------------------------------------------------------------------
-
-    def _check_ways(self, policy: PolicySpec) -> None:
-        """What was asked for by name must be there; a policy that leaves the way open may find none and say so."""
-        parts, backend = self._parts, self._parts.backend
-        ways = policy.ways(backend.capabilities, parts.allow_recompute)
-        if not policy.evicts:
-            return
-        if policy.positions == "rebased" and not ways:
-            why = backend.refusal("position_shift") or backend.refusal("remove_middle") or "no way to carry it out"
-            raise UnsupportedOperation(f"positions=rebased on {backend.name}", why)
-        if parts.evict_by_recompute and Way.RECOMPUTE not in ways:
-            why = backend.refusal("recompute_range") or "allow_recompute is off"
-            raise UnsupportedOperation(f"evicting by recompute on {backend.name}", why)
 
     def _require(self, capability: str, operation: str) -> None:
         if not getattr(self._parts.backend.capabilities, capability):

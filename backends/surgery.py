@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvtape.backends.cold_store import ColdEntry
-from kvtape.backends import carried
+from kvtape.backends import carried, cold_steps
 from kvtape.backends.errors import ContextOverflow, UnknownBlock, UnsupportedOperation
 from kvtape.backends.parts import Parts
 from kvtape.planner import layout as lay
@@ -25,12 +24,6 @@ class _Run:
     start: int
     stop: int
     cache_start: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Exported:
-    entry: ColdEntry
-    elapsed_ns: int
 
 
 def choose_way(parts: Parts) -> Way | None:
@@ -70,7 +63,7 @@ def truncate(parts: Parts, tape_stop: int, reason: str) -> int:
         elapsed_ns=parts.now() - began,
         kv_bytes=parts.resident_bytes(),
     )
-    _sync_cold(parts)
+    cold_steps.forget_invalid(parts)
     return before - kept.n_tokens
 
 
@@ -97,13 +90,13 @@ def evict(parts: Parts, ranges: Iterable[tuple[int, int]], way: Way, reason: str
     fragments = parts.catalog.split((run.start, run.stop) for run in _runs(parts, wanted))
     # Before any row moves, so that no shift is pending; but a rebuild computes the later runs' rows anew, and a block
     # must hold the rows that were there when it was evicted.
-    exported = {} if way is Way.RECOMPUTE else _export(parts, wanted)
+    exported = {} if way is Way.RECOMPUTE else cold_steps.export(parts, wanted)
     while wanted:
         # Looked up anew each time: a rebuild lays all survivors together.
         run = _runs(parts, wanted)[0]
         here = RangeSet([(run.start, run.stop)])
         if way is Way.RECOMPUTE:
-            exported = _export(parts, here)
+            exported = cold_steps.export(parts, here)
         _execute(parts, run, way, reason, exported, fragments)
         wanted -= here
         fragments = []
@@ -121,42 +114,12 @@ def _runs(parts: Parts, wanted: RangeSet) -> list[_Run]:
     return sorted(runs, key=lambda run: run.start, reverse=True)
 
 
-def _export(parts: Parts, wanted: RangeSet) -> dict[int, _Exported]:
-    """Copy the blocks of `wanted` out; a block that can never fit in the store is refused."""
-    exported: dict[int, _Exported] = {}
-    if parts.cold is None or not parts.backend.capabilities.cold_store:
-        return exported
-    for block in parts.catalog.resident(wanted):
-        began = parts.now()
-        fits = not parts.cold.too_large(block.n_tokens, 0)
-        blob = parts.backend.export_block(block.start, block.stop) if fits else b""
-        if not fits or parts.cold.too_large(block.n_tokens, len(blob)):
-            _refuse_cold(parts, block)
-            continue
-        entry = ColdEntry(block.block_id, block.start, block.stop, block.cache_class, block.last_used, blob)
-        exported[block.block_id] = _Exported(entry, parts.now() - began)
-    return exported
-
-
-def _refuse_cold(parts: Parts, block: Block) -> None:
-    parts.journal.emit(
-        Op.REFUSE,
-        parts.now(),
-        block_id=block.block_id,
-        start=block.start,
-        stop=block.stop,
-        n_tokens=block.n_tokens,
-        error_class="ColdStoreTooSmall",
-        reason="cold_store: the block is larger than the whole budget",
-    )
-
-
 def _execute(
     parts: Parts,
     run: _Run,
     way: Way,
     reason: str,
-    exported: Mapping[int, _Exported],
+    exported: Mapping[int, cold_steps.Exported],
     fragments: Sequence[Block],
 ) -> None:
     refs = parts.catalog.refs(run.start, run.stop)
@@ -188,31 +151,13 @@ def _execute(
         kv_bytes=parts.resident_bytes(),
     )
     parts.evictions += 1
+    parts.catalog.forget_retrieved(run.start, run.stop)
     if stored:
-        _store(parts, [x.entry for x in stored])
+        cold_steps.store(parts, [x.entry for x in stored])
     if way is Way.REBASED:
         tail_stop = parts.state.next_cache_position
         if tail_stop > run.cache_start:
             shift(parts, run.cache_start + run.stop - run.start, tail_stop, run.start - run.stop, reason)
-
-
-def _store(parts: Parts, entries: Sequence[ColdEntry]) -> None:
-    """Put what was exported into the cold store, and say what had to leave it."""
-    assert parts.cold is not None
-    for entry in entries:
-        parts.cold.put(entry)
-    for block_id in parts.cold.trim([e.block_id for e in entries]):
-        block = parts.state.cold_block(block_id)
-        assert block is not None, f"block {block_id} is in the cold store but not in the fold"
-        parts.journal.emit(
-            Op.TRIM,
-            parts.now(),
-            block_id=block_id,
-            start=block.start,
-            stop=block.stop,
-            n_tokens=block.stop - block.start,
-            reason="cold_budget",
-        )
 
 
 def shift(parts: Parts, cache_start: int, cache_stop: int, delta: int, reason: str) -> None:
@@ -255,11 +200,9 @@ def compact(parts: Parts, reason: str) -> int:
 def admit(parts: Parts, block_id: int, placement: Placement, reason: str) -> None:
     """Bring a cold block back. Raises UnknownBlock, ContextOverflow, UnsupportedOperation, StateRejected."""
     began = parts.now()
+    entry = cold_steps.check(parts, block_id)
     block = parts.state.cold_block(block_id)
-    entry = parts.cold.get(block_id) if parts.cold is not None else None
-    if block is None or entry is None:
-        known = ", ".join(str(b.block_id) for b in parts.state.cold[:8]) or "none"
-        raise UnknownBlock(f"block {block_id} is not in the cold store (cold blocks: {known})")
+    assert block is not None
     n = block.stop - block.start
     _require_room(parts, n)
     if placement is Placement.APPEND:
@@ -285,7 +228,7 @@ def admit(parts: Parts, block_id: int, placement: Placement, reason: str) -> Non
     )
     assert parts.cold is not None
     parts.cold.pop(block_id)
-    parts.catalog.touch(block.start, block.stop, parts.state.turn)
+    parts.catalog.touch(block.start, block.stop, parts.state.turn, retrieved=True)
 
 
 def refill(parts: Parts, start: int, stop: int, reason: str) -> None:
@@ -337,9 +280,3 @@ def _open_place(parts: Parts, place: Place, n_tokens: int, reason: str) -> int:
             raise UnsupportedOperation("admit", f"its place was closed and cannot be opened again: {why}")
         shift(parts, place.shift_from, place.shift_stop, place.delta, reason)
     return place.cache_start
-
-
-def _sync_cold(parts: Parts) -> None:
-    """Drop the blobs of blocks that the fold no longer counts as cold."""
-    if parts.cold is not None:
-        parts.cold.keep_only([b.block_id for b in parts.state.cold])

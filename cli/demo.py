@@ -185,4 +185,6 @@ def _first_line(text: str) -> str:
 def _write(path: Path, value: Any) -> None:
     import json
 
-    path.write_text(json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    from kvtape.cli.files import write_whole
+
+    write_whole(path, json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False) + "\n")

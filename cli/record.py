@@ -41,6 +41,9 @@ def record(
     cold_tokens: Annotated[
         int, typer.Option("--cold-tokens", metavar="N", min=0, help="Budget of the cold store, tokens.")
     ] = 0,
+    cold_bytes: Annotated[
+        int, typer.Option("--cold-bytes", metavar="N", min=0, help="Bound its bytes too; 0 for no such bound.")
+    ] = 0,
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")] = 1,
     chunk: Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="Tokens in one prefill call.")] = 512,
     as_json: AsJson = False,
@@ -83,6 +86,7 @@ def record(
             chunk=chunk,
             threads=target.threads or threads,
             cold_budget_tokens=cold_tokens,
+            cold_budget_bytes=cold_bytes,
             options=target.options,
         )
         return _run(
@@ -112,7 +116,7 @@ def _run(
     from kvtape.cli.progress import WatchedSink, progress
     from kvtape.cli.recording import interruptible, live_run, recording
 
-    kv = _open(engine, config, policy, script)
+    kv = _open(engine, config, policy, script, way)
     clock = MonotonicClock()
     asked = {
         "verb": "record",
@@ -122,6 +126,7 @@ def _run(
         "chunk": config.chunk,
         "threads": config.threads,
         "cold_tokens": config.cold_budget_tokens,
+        "cold_bytes": config.cold_budget_bytes,
         "decode": script.decode_tokens,
         "model": engine.facts.fingerprint,
     }
@@ -152,13 +157,14 @@ def _run(
     return 0
 
 
-def _open(engine: Engine, config: SessionConfig, policy: PolicySpec, script: Script) -> Backend:
+def _open(engine: Engine, config: SessionConfig, policy: PolicySpec, script: Script, way: str) -> Backend:
     """The native context, once it is certain that policy and prompt fit it."""
     from kvtape.backends.errors import ContextOverflow
+    from kvtape.backends.feasible import check_policy
 
     kv = engine.open(config)
     try:
-        policy.check_context(kv.n_ctx)
+        check_policy(policy, kv, evict_by=way)
         if not policy.evicts and script.n_tokens > kv.n_ctx:
             raise ContextOverflow(
                 script.n_tokens, kv.n_ctx, "policy none never evicts; raise --n-ctx or choose a stream policy"

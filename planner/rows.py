@@ -13,6 +13,7 @@ __all__ = [
     "SESSION_FIELDS",
     "TOKENS_FIELDS",
     "BlockRow",
+    "TRIAL_FIELDS",
     "PlanRow",
     "RunRow",
     "SessionRow",
@@ -58,7 +59,8 @@ SESSION_FIELDS: tuple[Field, ...] = (
     Field("kv_type_v", "text", "storage type of the values", nullable=False),
     Field("flash_attention", "bool", "whether flash attention ran", nullable=False),
     Field("threads", "u64", "engine threads", nullable=False),
-    Field("cold_budget_tokens", "u64", "cold store budget; 0 for none", nullable=False),
+    Field("cold_budget_tokens", "u64", "cold store budget, tokens; 0 for no store", nullable=False),
+    Field("cold_budget_bytes", "u64", "cold store budget, bytes; 0 for no bound beside the tokens", nullable=False),
     Field("capabilities", "json", "the whole capability struct", nullable=False),
     Field("content", "bool", "whether token content is stored", nullable=False),
 )
@@ -84,6 +86,7 @@ class SessionRow:
     capabilities: str
     content: bool
 
+    cold_budget_bytes: int = 0
 
 BLOCK_FIELDS: tuple[Field, ...] = (
     Field("run_id", "text", "the run", nullable=False, logical=False),

@@ -38,6 +38,7 @@ class Target:
             flash_attention=row.flash_attention,
             threads=self.threads or row.threads,
             cold_budget_tokens=row.cold_budget_tokens,
+            cold_budget_bytes=row.cold_budget_bytes,
             options=dict(self.options),
         )
 

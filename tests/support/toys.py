@@ -15,7 +15,10 @@ def toy_backend(
     cold_budget_tokens: int = 0,
     chunk: int = 16,
     n_ctx_train: int = 1 << 20,
+    cold_budget_bytes: int = 0,
 ) -> ToyBackend:
     """A toy with these abilities, whatever its configuration says."""
-    config = SessionConfig(n_ctx=n_ctx, chunk=chunk, cold_budget_tokens=cold_budget_tokens)
+    config = SessionConfig(
+        n_ctx=n_ctx, chunk=chunk, cold_budget_tokens=cold_budget_tokens, cold_budget_bytes=cold_budget_bytes
+    )
     return ToyBackend(config, capabilities, n_ctx_train=n_ctx_train)

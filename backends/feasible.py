@@ -1,0 +1,39 @@
+"""Can this policy run on this backend at all? Asked before anything is written, and again when the policy changes."""
+
+from __future__ import annotations
+
+from kvtape.backends.errors import UnsupportedOperation, UsageError
+from kvtape.backends.protocol import Backend
+from kvtape.planner.events import Way
+from kvtape.planner.specs import PolicySpec
+
+__all__ = ["check_policy", "may_recompute"]
+
+
+def may_recompute(backend: Backend, evict_by: str, allowed: bool | None = None) -> bool:
+    """Whether evicts may be carried out by rebuilding; not said, a cold store or `evict_by="recompute"` allows it.
+
+    Raises UsageError for an `evict_by` that is neither native nor recompute.
+    """
+    if evict_by not in ("native", "recompute"):
+        raise UsageError(f"evict_by {evict_by!r}: choose native or recompute")
+    return backend.config.cold_budget_tokens > 0 or evict_by == "recompute" if allowed is None else allowed
+
+
+def check_policy(
+    policy: PolicySpec, backend: Backend, *, evict_by: str = "native", allow_recompute: bool | None = None
+) -> None:
+    """Raises SpecError for spans that do not fit the context, UnsupportedOperation for a way that is not there.
+
+    What was asked for by name must be there; a policy that leaves the way open may find none and say so.
+    """
+    policy.check_context(backend.n_ctx)
+    ways = policy.ways(backend.capabilities, may_recompute(backend, evict_by, allow_recompute))
+    if not policy.evicts:
+        return
+    if policy.positions == "rebased" and not ways:
+        why = backend.refusal("position_shift") or backend.refusal("remove_middle") or "no way to carry it out"
+        raise UnsupportedOperation(f"positions=rebased on {backend.name}", why)
+    if evict_by == "recompute" and Way.RECOMPUTE not in ways:
+        why = backend.refusal("recompute_range") or "allow_recompute is off"
+        raise UnsupportedOperation(f"evicting by recompute on {backend.name}", why)
