@@ -23,7 +23,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/nu
 export OMP_WAIT_POLICY ?= passive
 export OPENBLAS_NUM_THREADS ?= 1
 
-STRICT := planner capacity traces backends replay cli testing
+STRICT := planner capacity traces backends eval replay cli testing
 
 .PHONY: help setup demo test check format docs bench clean
 
