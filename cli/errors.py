@@ -20,7 +20,8 @@ INTERRUPTED: Final = 130
 # Errors of `backends` and `traces` bear their code; those of the lowest floor know nothing of commands. By name, so
 # that mapping an error imports no room that the command did not need.
 EXIT_CODES: Final[dict[str, int]] = {
-    "kvtape.capacity.model.ModelFileError": 2,
+    "kvtape.capacity.errors.CapacityError": 2,
+    "kvtape.capacity.errors.ModelFileError": 2,
     "kvtape.planner.grammar.SpecError": 2,
     "kvtape.planner.plan.PlanError": 2,
     "kvtape.planner.residency.IllegalEvent": 1,

@@ -34,8 +34,9 @@ def model_for_log(given: Path | None, fingerprint: str, model_name: str) -> Path
         return given
     path = find_demo_model()
     if path is not None:
+        from kvtape.capacity.fingerprint import fingerprint_difference
         from kvtape.capacity.model import read_model
 
-        if read_model(path).fingerprint == fingerprint:
+        if not fingerprint_difference(fingerprint, read_model(path).fingerprint):
             return path
     raise UsageError(f"the log was recorded with {model_name}; give that file with --model")

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.errors import KvtapeError
+from kvtape.capacity.gguf_file import open_gguf
 from kvtape.capacity.model import ModelShape, read_model
 from kvtape.replay.findings import Storage
 
@@ -33,7 +34,7 @@ class Weights:
 
         self.shape: ModelShape = read_model(path)
         self._gguf: Any = gguf
-        self._tensors: dict[str, Any] = {t.name: t for t in gguf.GGUFReader(str(path)).tensors}
+        self._tensors: dict[str, Any] = {t.name: t for t in open_gguf(path).tensors}
         obstacle = self._obstacle()
         if obstacle:
             raise ModelNotCovered(f"{Path(path).name}: {obstacle}")

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvtape.capacity.model import ModelFileError, read_model
+from kvtape.capacity.errors import ModelFileError
+from kvtape.capacity.fingerprint import fingerprint_difference
+from kvtape.capacity.gguf_file import open_gguf
+from kvtape.capacity.model import read_model
 from support.tiny_gguf import write_tiny
 
 
@@ -41,8 +44,34 @@ def test_fingerprint_knows_shapes_types_and_files_apart(tmp_path: Path) -> None:
         read_model(write_tiny(tmp_path / "c.gguf", "llama", n_layer=1)),
         read_model(write_tiny(tmp_path / "d.gguf", "llama", weights="q8_0")),
         read_model(write_tiny(tmp_path / "e.gguf", "qwen2")),
+        read_model(write_tiny(tmp_path / "f.gguf", "llama", seed=1)),
     ]
-    assert len({first, *(m.fingerprint for m in others)}) == 4
+    assert len({first, *(m.fingerprint for m in others)}) == 5
+
+
+def test_other_weights_under_the_same_header_differ_in_the_last_part_alone(tmp_path: Path) -> None:
+    first, other = (read_model(write_tiny(tmp_path / f"{s}.gguf", "llama", seed=s)).fingerprint for s in (0, 1))
+    assert [a == b for a, b in zip(first.split("/"), other.split("/"), strict=True)] == [True] * 5 + [False]
+    assert [text.split(" (")[0] for text in fingerprint_difference(first, other)] == ["weights"]
+
+
+def test_one_changed_tensor_is_seen(tmp_path: Path) -> None:
+    path = write_tiny(tmp_path / "m.gguf", "llama")
+    before = read_model(path).fingerprint
+    tensor = open_gguf(path).tensors[-1]
+    raw = bytearray(path.read_bytes())
+    at = tensor.data_offset
+    raw[at : at + tensor.n_bytes] = bytes(b ^ 1 for b in raw[at : at + tensor.n_bytes])
+    (tmp_path / "changed.gguf").write_bytes(raw)
+    assert fingerprint_difference(before, read_model(tmp_path / "changed.gguf").fingerprint)
+
+
+def test_fingerprints_are_compared_by_what_both_have() -> None:
+    assert fingerprint_difference("a/b/c/1/d", "a/b/c/1/d/e") == ()
+    assert fingerprint_difference("a/b/c/1/x", "a/b/c/1/d/e") == ("header (x, given d)",)
+    assert fingerprint_difference("toy/1", "toy/1") == ()
+    assert fingerprint_difference("toy/1", "toy/2") == ("the form of the fingerprint",)
+    assert fingerprint_difference("a/b/c/1/d/e", "a/b/c/1/d") == ("the form of the fingerprint",)
 
 
 def test_a_rewritten_file_is_read_again(tmp_path: Path) -> None:
