@@ -2,12 +2,13 @@
 
     python benchmarks/bench_fold.py [--events N]
 
-columns_per_s   `fold_columns` over columns as a log holds them. The promise speaks of the first two logs
+columns_per_s   `fold_columns` over columns as a log holds them
 apply_per_s     `apply`, one event after the other: the baseline, and the same state in the end
 
 decoding   one event a decoded token, a plan and an eviction of 512 tokens whenever the context is full
 chat       turns of prompt, prefill, generate and 4 decode events of 32 tokens, with the same evictions
-streaming  the worst case: every token is a plan, an eviction of one token, and a decode
+streaming  a full window that slides: every token is a plan, an eviction of one token, and a decode
+rebased    the same, and each eviction moves the rows behind it: a fourth event a token
 
 Times are CPU time: one thread computes, and a busy machine does not show.
 """
@@ -22,8 +23,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvtape.planner.event_columns import EventColumns
 from kvtape.planner.events import Event, Op, Way
-from kvtape.planner.fold_columns import EventColumns, fold_columns
+from kvtape.planner.fold_columns import fold_columns
 from kvtape.planner.residency import ResidencyState, apply
 
 N_CTX = 4096
@@ -84,6 +86,19 @@ def streaming(log: Log) -> None:
     log.extend(Op.DECODE, 1, 1)
 
 
+def rebased(log: Log) -> None:
+    """Cache positions stay in the window: its rows are [0, resident), whatever they are called on the tape."""
+    if log.resident == N_CTX:
+        log.add(Op.PLAN)
+        log.add(Op.EVICT, start=log.first, stop=log.first + 1, cache_start=SINK, way=Way.REBASED)
+        log.add(Op.SHIFT, start=SINK + 1, stop=N_CTX, n_tokens=N_CTX - SINK - 1, delta=-1)
+        log.first += 1
+        log.resident -= 1
+    log.add(Op.DECODE, start=log.tape, stop=log.tape + 1, n_tokens=1, cache_start=log.resident)
+    log.tape += 1
+    log.resident += 1
+
+
 def made(step: Callable[[Log], None], n: int) -> list[Event]:
     log = Log()
     log.add(Op.OPEN, n_tokens=N_CTX)
@@ -106,7 +121,7 @@ def one_by_one(events: list[Event]) -> ResidencyState:
 
 
 def measure(events: int) -> Iterator[dict[str, object]]:
-    for step in (decoding, chat, streaming):
+    for step in (decoding, chat, streaming, rebased):
         log = made(step, events)
         columns = EventColumns.of(log)
         seconds, state = min((timed(lambda c=columns: fold_columns(c)) for _ in range(5)), key=lambda t: t[0])  # type: ignore[misc]
@@ -127,7 +142,7 @@ def main() -> int:
     met = True
     for figures in measure(parser.parse_args().events):
         print(json.dumps(figures | {"limit_per_s": LIMIT_PER_S}), flush=True)
-        met &= figures["log"] == "streaming" or int(str(figures["columns_per_s"])) >= LIMIT_PER_S
+        met &= int(str(figures["columns_per_s"])) >= LIMIT_PER_S
     return 0 if met else 1
 
 

@@ -236,12 +236,15 @@ class Effect(Enum):
     """What a rule does to a state, as far as many events can be folded as one.
 
     STILL: nothing. EXTEND: `extend` by the event's range, so events that join up are one. PROMPT: a turn begins, and
-    the last one's prefix length stands. OTHER: what its step does.
+    the last one's prefix length stands. EVICT: `layout.remove`, and SHIFT: `layout.shift`, of the event's range; many
+    that slide along the last rows of the cache are one of each. OTHER: what its step does.
     """
 
     STILL = "still"
     EXTEND = "extend"
     PROMPT = "prompt"
+    EVICT = "evict"
+    SHIFT = "shift"
     OTHER = "other"
 
 
@@ -264,9 +267,9 @@ RULES: Mapping[Op, Rule] = MappingProxyType(
         Op.PLAN: Rule(_unchanged, Effect.STILL),
         Op.PREFILL: Rule(_extend, Effect.EXTEND),
         Op.DECODE: Rule(_extend, Effect.EXTEND),
-        Op.EVICT: Rule(_evict),
+        Op.EVICT: Rule(_evict, Effect.EVICT),
         Op.ADMIT: Rule(_admit),
-        Op.SHIFT: Rule(_shift),
+        Op.SHIFT: Rule(_shift, Effect.SHIFT),
         Op.RECOMPUTE: Rule(_recompute),
         Op.TRIM: Rule(_trim),
         Op.SNAPSHOT: Rule(_snapshot),

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtape.planner import fold_columns as module
-from kvtape.planner.events import Event, Op, Way
-from kvtape.planner.fold_columns import EventColumns, fold_columns
+from kvtape.planner.event_columns import EventColumns
+from kvtape.planner.events import BlockRef, Event, Op, Way
+from kvtape.planner.fold_columns import fold_columns
 from kvtape.planner.residency import IllegalEvent, ResidencyState, apply
 
 N_CTX = 40
@@ -64,12 +65,27 @@ def logs(draw: st.DrawFn) -> list[Event]:
         events.append(event)
 
     feed(Op.OPEN, n_tokens=N_CTX)
-    steps = st.tuples(st.sampled_from("ddddddpgrrsetx"), st.integers(0, 63), st.integers(1, 6))
+
+    def slide(where: int, n: int) -> None:
+        """The first rows of the cache's last segment go, in the rebased way the rest moves up to the gap."""
+        last = state.layout[-1]
+        start, n = last.tape_start, min(n, last.length)
+        named = last.cache_start if where % 4 else None
+        way = Way.REBASED if where % 3 == 0 else Way.GAP
+        feed(Op.EVICT, start=start, stop=start + n, n_tokens=n, cache_start=named, way=way)
+        if way is Way.REBASED and n < last.length:
+            whole = {"start": last.cache_start + n, "stop": last.cache_stop, "n_tokens": last.length - n}
+            feed(Op.SHIFT, **whole if where % 5 else whole | {"n_tokens": None}, delta=-n)
+
+    steps = st.tuples(st.sampled_from("ddddwwwwpgrrsetx"), st.integers(0, 63), st.integers(1, 6))
     for step, where, n in draw(st.lists(steps, max_size=40)):
         n = min(n, N_CTX - state.resident_tokens)
-        if step in "dp" and n > 0:
+        if step == "w" and state.layout:
+            slide(where, 1 + n // 3)
+            n = min(1, N_CTX - state.resident_tokens)
+        if step in "dpw" and n > 0:
             feed(
-                Op.DECODE if step == "d" else Op.PREFILL,
+                Op.PREFILL if step == "p" else Op.DECODE,
                 start=state.tape_length,
                 stop=state.tape_length + n,
                 n_tokens=n if where % 2 else None,
@@ -107,10 +123,10 @@ def test_columns_fold_as_events_do(events: list[Event], data: st.DataObject) -> 
     assert fold_columns(EventColumns.of(events[cut:]), before) == one_by_one(events)
 
 
-FIELDS = ("seq", "turn", "generation", "start", "stop", "n_tokens", "cache_start")
+FIELDS = ("seq", "turn", "generation", "start", "stop", "n_tokens", "cache_start", "delta")
 
 
-@given(logs(), st.integers(0, 60), st.sampled_from(FIELDS), st.sampled_from([-2, -1, 1, 2, 41, 2**62, 2**64, None]))
+@given(logs(), st.integers(0, 99), st.sampled_from(FIELDS), st.sampled_from([-2, -1, 1, 2, 41, 2**62, 2**64, None]))
 def test_one_wrong_number_is_refused_by_name(events: list[Event], where: int, name: str, off: int | None) -> None:
     index = where % len(events)
     old = getattr(events[index], name)
@@ -125,7 +141,7 @@ def test_one_wrong_number_is_refused_by_name(events: list[Event], where: int, na
     )
 
 
-@given(logs(), st.integers(0, 60), st.sampled_from(["lost", "again", "swapped", "other op"]), st.sampled_from(list(Op)))
+@given(logs(), st.integers(0, 99), st.sampled_from(["lost", "again", "swapped", "other op"]), st.sampled_from(list(Op)))
 def test_a_log_with_rows_out_of_place(events: list[Event], where: int, how: str, op: Op) -> None:
     i = where % len(events)
     agree(
@@ -150,17 +166,76 @@ def session(*lengths: int) -> list[Event]:
     return events
 
 
-def test_a_run_of_decodes_is_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    applied: list[Op] = []
+class Counted:
+    """`apply`, with a list of what it was asked."""
 
-    def count(state: ResidencyState, event: Event) -> ResidencyState:
-        applied.append(event.op)
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+
+    def __call__(self, state: ResidencyState, event: Event) -> ResidencyState:
+        self.ops.append(event.op)
         return apply(state, event)
 
-    monkeypatch.setattr(module, "apply", count)
+
+def test_a_run_of_decodes_is_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "apply", counted := Counted())
     events = session(*[1] * 99)
     assert fold_columns(EventColumns.of(events)) == one_by_one(events)
-    assert applied == [Op.OPEN]
+    assert counted.ops == [Op.OPEN]
+
+
+def window(n_events: int, sink: int = 4, size: int = 20, rebased: bool = False) -> list[Event]:
+    """A full cache that slides: each token is a plan, an evict (rebased: and a shift), and a decode."""
+    events = session(sink + size)
+    first, tape = sink, sink + size
+    cache = tape
+
+    def add(op: Op, **columns: Any) -> None:
+        events.append(replace(events[0], seq=len(events), op=op, **{"n_tokens": None} | columns))
+
+    while len(events) < n_events:
+        at = sink if rebased else first
+        add(Op.PLAN)
+        add(Op.EVICT, start=first, stop=first + 1, cache_start=at, way=Way.REBASED if rebased else Way.GAP)
+        if rebased:
+            add(Op.SHIFT, start=at + 1, stop=cache, delta=-1)
+            cache -= 1
+        add(Op.DECODE, start=tape, stop=tape + 1, cache_start=cache)
+        first, tape, cache = first + 1, tape + 1, cache + 1
+    return events
+
+
+@pytest.mark.parametrize("rebased", [False, True])
+def test_a_window_that_slides_is_one_step(rebased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long: only the session's beginning and the evict that opens the gap go one by one."""
+    events = window(1_000, rebased=rebased)
+    state = one_by_one(events)
+    assert (len(state.layout), state.resident_tokens) == (2, 24)
+    monkeypatch.setattr(module, "apply", counted := Counted())
+    assert fold_columns(EventColumns.of(events)) == state
+    assert counted.ops == [Op.OPEN, Op.EVICT]
+
+
+@pytest.mark.parametrize("rebased", [False, True])
+@pytest.mark.parametrize("column", ["start", "stop", "cache_start", "delta", "n_tokens"])
+@pytest.mark.parametrize("off", [-1, 1])
+def test_one_wrong_number_in_a_window_is_refused_by_name(rebased: bool, column: str, off: int) -> None:
+    events = window(40, rebased=rebased)
+    for i in range(20, 25):
+        if getattr(events[i], column) is not None:
+            wrong = [*events[:i], replace(events[i], **{column: getattr(events[i], column) + off}), *events[i + 1 :]]
+            # A shift that names more of the cache than its rows moves the same rows.
+            wider = events[i].op is Op.SHIFT and (column, off) in (("start", -1), ("stop", 1))
+            assert agree(wrong)[0] == ("state" if wider else "illegal")
+
+
+def test_a_window_that_takes_all_its_rows_or_cold_ones_goes_one_by_one() -> None:
+    events = window(11, size=3)
+    cold = replace(events[6], cold=True, blocks=(BlockRef(7, 5, 6),))
+    assert events[6].op is Op.EVICT
+    assert agree([*events[:6], cold, *events[7:]])[1][0].cold
+    emptied = [*events, replace(events[6], seq=len(events), start=7, stop=10, cache_start=7)]
+    assert agree(emptied)[1][0].resident_tokens == 4
 
 
 def test_the_event_that_overflows_is_the_one_that_is_named() -> None:

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvtape.planner.event_columns import EventColumns
 from kvtape.planner.events import BlockRef, Event, Op, Placement, Way
-from kvtape.planner.fold_columns import EventColumns, fold_columns
+from kvtape.planner.fold_columns import fold_columns
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency import IllegalEvent, ResidencyMismatch, ResidencyState, apply, check_event
 from support.residency_model import Cold, Model, cut_refs
