@@ -14,7 +14,7 @@ from kvtape.backends.protocol import Clock, EventSink
 from kvtape.planner.events import Event, Op
 from kvtape.planner.layout import layout_digest
 from kvtape.planner.residency import RESIDENCY_OPS, ResidencyState, apply
-from kvtape.planner.rows import BlockRow, PlanRow
+from kvtape.planner.rows import BlockRow, PlanRow, ScoreRow
 
 __all__ = ["COUNTERS", "Journal"]
 
@@ -58,6 +58,7 @@ class Journal:
         tokens: Sequence[int] | None = None,
         plan: PlanRow | None = None,
         block_rows: Sequence[BlockRow] = (),
+        score_rows: Sequence[ScoreRow] = (),
         **columns: Any,
     ) -> Event:
         """Fold and record one event. Raises IllegalEvent when the operation cannot have happened here."""
@@ -81,7 +82,7 @@ class Journal:
                 resident_digest=after.resident.digest(),
                 layout_digest=layout_digest(after.layout),
             )
-        self._sink.record(event, tokens=tokens, plan=plan, blocks=block_rows)
+        self._sink.record(event, tokens=tokens, plan=plan, blocks=block_rows, scores=score_rows)
         self.state = after
         for name in COUNTERS:
             self.totals[name] += columns.get(name) or 0

@@ -23,7 +23,7 @@ from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.events import Event
 from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet
-from kvtape.planner.rows import BlockRow, PlanRow, SessionRow
+from kvtape.planner.rows import BlockRow, PlanRow, ScoreRow, SessionRow
 
 __all__ = [
     "AttentionMass",
@@ -254,8 +254,12 @@ class EventSink(Protocol):
         tokens: Sequence[int] | None = None,
         plan: PlanRow | None = None,
         blocks: Sequence[BlockRow] = (),
+        scores: Sequence[ScoreRow] = (),
     ) -> None:
-        """`tokens` are those that the event put on the tape or computed again; stored only with content on."""
+        """`tokens` are those that the event put on the tape or computed again; stored only with content on.
+
+        `plan` belongs to a plan event, `scores` (one row per block) to a score event.
+        """
 
     def flush(self) -> int:
         """Return once everything recorded so far is durable; the number of acknowledged events."""

@@ -13,7 +13,8 @@ from kvtape.backends.parts import Parts
 from kvtape.backends.protocol import AttentionMass
 from kvtape.planner.blocks import Block
 from kvtape.planner.events import Op
-from kvtape.planner.scores import ScoreRequest, pool_scores, score_blocks, sum_layers
+from kvtape.planner.rows import ScoreRow
+from kvtape.planner.scores import ScoreRequest, pool_scores, score_blocks, sum_blocks, sum_layers
 
 __all__ = ["probe", "scored"]
 
@@ -30,7 +31,7 @@ def scored(parts: Parts, blocks: Sequence[Block]) -> Sequence[Block]:
         return blocks if parts.probed is None else _on_blocks(parts, blocks, request, parts.probed)
     began = parts.now()
     try:
-        measured = taken(parts) if request.kind == "accumulated" else _window(parts, request)
+        measured = _finite(taken(parts) if request.kind == "accumulated" else _window(parts, request))
     except UnsupportedOperation as err:
         # The plan then goes without scores and says so; why is on record.
         parts.journal.emit(Op.REFUSE, began, error_class=type(err).__name__, reason=f"score: {err}")
@@ -44,9 +45,15 @@ def probe(parts: Parts, tokens: Sequence[int]) -> AttentionMass:
     began = parts.now()
     request = parts.policy.score_request
     layers = request.layers if request is not None and request.kind == "probe" else None
-    measured = parts.backend.score(tokens, len(parts.tape), layers)
+    measured = _finite(parts.backend.score(tokens, len(parts.tape), layers))
     _record(parts, "probe", measured, began)
     parts.probed = measured
+    return measured
+
+
+def _finite(measured: AttentionMass) -> AttentionMass:
+    if not (np.isfinite(measured.mass).all() and np.isfinite(measured.peak).all()):
+        raise UnsupportedOperation("score", "what the engine computed as attention is not finite")
     return measured
 
 
@@ -84,4 +91,30 @@ def _record(parts: Parts, kind: str, measured: AttentionMass, began: int) -> Non
         reason=kind,
         elapsed_ns=parts.now() - began,
         detail=json.dumps({"layers": list(measured.layers), "queries": measured.n_queries}),
+        score_rows=_score_rows(parts, measured),
     )
+
+
+def _score_rows(parts: Parts, measured: AttentionMass) -> list[ScoreRow]:
+    """One row for each resident block of which at least one token was measured; what was not measured has none."""
+    blocks = parts.catalog.resident(parts.state.resident)
+    if not blocks:
+        return []
+    both = np.stack((measured.mass, measured.peak)).astype(np.float64)
+    sums, counts = sum_blocks(blocks, np.asarray(measured.tape_positions), both)
+    mass, peak = sums.astype(np.float32).transpose(0, 2, 1).tolist()
+    return [
+        ScoreRow(
+            run_id=parts.journal.run_id,
+            session_id=parts.journal.session_id,
+            seq=parts.journal.next_seq,
+            block_id=block.block_id,
+            generation=parts.state.generation,
+            start=block.start,
+            stop=block.stop,
+            mass=tuple(mass[i]),
+            peak=tuple(peak[i]),
+        )
+        for i, block in enumerate(blocks)
+        if counts[i]
+    ]

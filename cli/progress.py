@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from kvtape.backends.protocol import EventSink
     from kvtape.planner.events import Event
-    from kvtape.planner.rows import BlockRow, PlanRow, SessionRow
+    from kvtape.planner.rows import BlockRow, PlanRow, ScoreRow, SessionRow
 
 __all__ = ["Progress", "WatchedSink", "progress"]
 
@@ -64,8 +64,9 @@ class WatchedSink:
         tokens: Sequence[int] | None = None,
         plan: PlanRow | None = None,
         blocks: Sequence[BlockRow] = (),
+        scores: Sequence[ScoreRow] = (),
     ) -> None:
-        self._sink.record(event, tokens=tokens, plan=plan, blocks=blocks)
+        self._sink.record(event, tokens=tokens, plan=plan, blocks=blocks, scores=scores)
         if event.op in ("prefill", "decode") and event.stop is not None:
             self._shown.update(event.stop, max(self._expected, event.stop), str(event.op))
 

@@ -7,8 +7,10 @@ from typing import Literal
 
 __all__ = ["Field", "Kind"]
 
-Kind = Literal["u64", "i64", "bool", "text", "json", "op", "way", "placement", "tokens"]
-"""`json` is text that holds JSON; `op`, `way` and `placement` are enumerations; `tokens` is a list of i32."""
+Kind = Literal["u64", "i64", "f64", "bool", "text", "json", "op", "way", "placement", "tokens", "floats"]
+"""`json` is text that holds JSON; `op`, `way` and `placement` are enumerations; `tokens` is a list of i32, `floats`
+a list of f32. Numbers that are not finite have no place in a log: what has no value is NULL.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The rows beside the events: runs, sessions, blocks, plans, tokens. Same rule as events: one table of fields each."""
+"""The rows beside the events: runs, sessions, blocks, plans, scores, tokens, trials. One table of fields each."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ __all__ = [
     "BLOCK_FIELDS",
     "PLAN_FIELDS",
     "RUN_FIELDS",
+    "SCORE_FIELDS",
     "SESSION_FIELDS",
     "TOKENS_FIELDS",
-    "BlockRow",
     "TRIAL_FIELDS",
+    "BlockRow",
     "PlanRow",
     "RunRow",
+    "ScoreRow",
     "SessionRow",
     "TokensRow",
+    "TrialRow",
 ]
 
 RUN_FIELDS: tuple[Field, ...] = (
@@ -83,10 +86,10 @@ class SessionRow:
     flash_attention: bool
     threads: int
     cold_budget_tokens: int
+    cold_budget_bytes: int = 0
     capabilities: str
     content: bool
 
-    cold_budget_bytes: int = 0
 
 BLOCK_FIELDS: tuple[Field, ...] = (
     Field("run_id", "text", "the run", nullable=False, logical=False),
@@ -182,3 +185,81 @@ class TokensRow:
     hashes: str
     mac: str
     tokens: tuple[int, ...] | None
+
+
+SCORE_FIELDS: tuple[Field, ...] = (
+    Field("run_id", "text", "the run", nullable=False, logical=False),
+    Field("session_id", "text", "the session", nullable=False),
+    Field("seq", "u64", "the score event; its detail names the layers and counts the queries", nullable=False),
+    Field("block_id", "u64", "a block that was resident when it was measured", nullable=False),
+    Field("generation", "u64", "tape generation the range belongs to", nullable=False),
+    Field("start", "u64", "first tape position", nullable=False),
+    Field("stop", "u64", "one past the last tape position", nullable=False),
+    Field(
+        "mass",
+        "floats",
+        "per layer: attention summed over query heads, queries and the block's tokens",
+        nullable=False,
+        logical=False,
+    ),
+    Field(
+        "peak",
+        "floats",
+        "per layer: for each token the largest head's sum over queries, summed over the block's tokens",
+        nullable=False,
+        logical=False,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRow:
+    run_id: str
+    session_id: str
+    seq: int
+    block_id: int
+    generation: int
+    start: int
+    stop: int
+    mass: tuple[float, ...]
+    peak: tuple[float, ...]
+
+
+TRIAL_FIELDS: tuple[Field, ...] = (
+    Field("run_id", "text", "the run", nullable=False, logical=False),
+    Field("trial", "u64", "unique within the run", nullable=False),
+    Field("session_id", "text", "the session it ran in", nullable=False),
+    Field("task", "text", "what was asked: needle, nll, ...", nullable=False),
+    Field("policy", "text", "policy spec, canonical form", nullable=False),
+    Field("budget_tokens", "u64", "tokens the policy may keep; NULL where there is no budget"),
+    Field("seed", "u64", "seed of the trial's draws"),
+    Field("region", "text", "where the needle stood: sink, middle or recent"),
+    Field("start", "u64", "first tape position of the needle, or of the tokens that were measured"),
+    Field("stop", "u64", "one past the last"),
+    Field("expected", "text", "the answer that counts as correct"),
+    Field("answer", "text", "the answer that came", logical=False),
+    Field("correct", "bool", "whether it was the expected one", logical=False),
+    Field("nll", "f64", "mean negative log likelihood, nats a token", logical=False),
+    Field("kl", "f64", "mean KL divergence from dense attention, nats a token", logical=False),
+    Field("n_tokens", "u64", "tokens that were measured or generated", nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRow:
+    run_id: str
+    trial: int
+    session_id: str
+    task: str
+    policy: str
+    budget_tokens: int | None = None
+    seed: int | None = None
+    region: str | None = None
+    start: int | None = None
+    stop: int | None = None
+    expected: str | None = None
+    answer: str | None = None
+    correct: bool | None = None
+    nll: float | None = None
+    kl: float | None = None
+    n_tokens: int

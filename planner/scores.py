@@ -20,7 +20,16 @@ from kvtape.planner.blocks import Block
 from kvtape.planner.plan_errors import BadScore
 from kvtape.planner.table import Floats, Ints
 
-__all__ = ["MassHistory", "Norm", "ScoreKind", "ScoreRequest", "pool_scores", "score_blocks", "sum_layers"]
+__all__ = [
+    "MassHistory",
+    "Norm",
+    "ScoreKind",
+    "ScoreRequest",
+    "pool_scores",
+    "score_blocks",
+    "sum_blocks",
+    "sum_layers",
+]
 
 ScoreKind = Literal["accumulated", "window", "probe"]
 """`accumulated`: every query since the session began. `window`: the last `queries` tokens. `probe`: tokens that the
@@ -90,15 +99,25 @@ def score_blocks(blocks: Iterable[Block], positions: Ints, scores: Floats) -> tu
     found = list(blocks)
     if not found:
         return ()
-    first = np.searchsorted(positions, [b.start for b in found])
-    last = np.searchsorted(positions, [b.stop for b in found])
-    # Each block is summed by itself: differences of a running sum would tell equal blocks apart by rounding.
-    pairs = np.column_stack((first, last)).ravel()
-    sums = np.add.reduceat(np.append(np.asarray(scores, dtype=np.float64), 0.0), pairs)[::2]
+    sums, counts = sum_blocks(found, positions, np.asarray(scores, dtype=np.float64))
     return tuple(
         replace(b, score=total / n if n > 0 else None)
-        for b, total, n in zip(found, sums.tolist(), (last - first).tolist(), strict=True)
+        for b, total, n in zip(found, sums.tolist(), counts.tolist(), strict=True)
     )
+
+
+def sum_blocks(blocks: Sequence[Block], positions: Ints, values: Floats) -> tuple[Floats, Ints]:
+    """Sums of `values` float64 `[..., rows]` over each block's rows, `[..., blocks]`, and how many rows each has.
+
+    `positions` as in `score_blocks`; `blocks` in tape order, at least one.
+    """
+    first = np.searchsorted(positions, [b.start for b in blocks])
+    last = np.searchsorted(positions, [b.stop for b in blocks])
+    # Each block is summed by itself: differences of a running sum would tell equal blocks apart by rounding.
+    pairs = np.column_stack((first, last)).ravel()
+    padded = np.concatenate((values, np.zeros((*values.shape[:-1], 1))), axis=-1)
+    sums: Floats = np.add.reduceat(padded, pairs, axis=-1)[..., ::2]
+    return sums, last - first
 
 
 @dataclass(frozen=True, slots=True)

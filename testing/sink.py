@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvtape.planner.events import Event
-from kvtape.planner.rows import BlockRow, PlanRow, SessionRow
+from kvtape.planner.rows import BlockRow, PlanRow, ScoreRow, SessionRow
 
 __all__ = ["ListSink"]
 
@@ -20,6 +20,7 @@ class ListSink:
     tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
     plans: list[PlanRow] = field(default_factory=list)
     blocks: list[BlockRow] = field(default_factory=list)
+    scores: list[ScoreRow] = field(default_factory=list)
 
     def open_session(self, row: SessionRow) -> None:
         self.sessions.append(row)
@@ -31,6 +32,7 @@ class ListSink:
         tokens: Sequence[int] | None = None,
         plan: PlanRow | None = None,
         blocks: Sequence[BlockRow] = (),
+        scores: Sequence[ScoreRow] = (),
     ) -> None:
         self.events.append(event)
         if tokens is not None:
@@ -38,6 +40,7 @@ class ListSink:
         if plan is not None:
             self.plans.append(plan)
         self.blocks += blocks
+        self.scores += scores
 
     def flush(self) -> int:
         return len(self.events)

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from kvtape.planner.events import Event
-from kvtape.planner.rows import BlockRow, PlanRow, RunRow, SessionRow, TokensRow
+from kvtape.planner.rows import BlockRow, PlanRow, RunRow, ScoreRow, SessionRow, TokensRow, TrialRow
 from kvtape.traces.codec import to_arrow
-from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SESSIONS, TABLES, TOKENS
+from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SCORES, SESSIONS, TABLES, TOKENS, TRIALS
 from kvtape.traces.tape import Tape, content_mac
 
 __all__ = ["BatchBuilder", "Item"]
@@ -19,13 +19,15 @@ __all__ = ["BatchBuilder", "Item"]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A session's row, or an event with what belongs to it."""
+    """A session's row, an event with what belongs to it, or trials."""
 
     session: SessionRow | None = None
     event: Event | None = None
     tokens: tuple[int, ...] | None = None
     plan: PlanRow | None = None
     blocks: tuple[BlockRow, ...] = ()
+    scores: tuple[ScoreRow, ...] = ()
+    trials: tuple[TrialRow, ...] = ()
 
 
 class BatchBuilder:
@@ -46,15 +48,17 @@ class BatchBuilder:
 
     def build(self, items: Sequence[Item]) -> dict[str, pa.Table]:
         """Arrow tables by name; tables without rows are left out."""
-        rows: dict[str, list[Any]] = {t.name: [] for t in (SESSIONS, EVENTS, TOKENS, BLOCKS, PLANS)}
+        rows: dict[str, list[Any]] = {t.name: [] for t in (SESSIONS, EVENTS, TOKENS, BLOCKS, PLANS, SCORES, TRIALS)}
         for item in items:
             if item.session is not None:
                 self.open_session(item.session)
                 rows[SESSIONS.name].append(item.session)
+            rows[TRIALS.name].extend(item.trials)
             if item.event is None:
                 continue
             rows[EVENTS.name].append(item.event)
             rows[BLOCKS.name].extend(item.blocks)
+            rows[SCORES.name].extend(item.scores)
             if item.plan is not None:
                 rows[PLANS.name].append(item.plan)
             hashes = self.follow(item.event, item.tokens)

@@ -6,7 +6,7 @@ They depend on the values alone, not on Arrow's buffers, chunks or dictionaries,
     column   u32 length + name, one byte N (all null), A (none null) or M (mixed), for M one byte per row (1 = there),
              then the values, little-endian; null values count as 0 or empty
     text     u32 length of each, then all UTF-8 bytes;   enumerations are their text
-    tokens   u32 length of each, then all i32
+    tokens   u32 length of each, then all i32;   floats likewise, then all f32
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvtape.planner.fields import Field
+from kvtape.planner.fields import Field, Kind
 from kvtape.traces.schema import Table
 
 __all__ = ["column_bytes", "in_canonical_order", "table_bytes", "table_digest"]
 
 Chunk = bytes | memoryview
+
+_NUMBERS: dict[Kind, str] = {"u64": "<u8", "i64": "<i8", "f64": "<f8"}
+_LISTS: dict[Kind, str] = {"tokens": "<i4", "floats": "<f4"}
 
 
 def table_digest(fields: Iterable[Field], rows: pa.Table) -> bytes:
@@ -63,12 +66,12 @@ def column_bytes(column: pa.ChunkedArray | pa.Array, field: Field) -> Iterator[C
 
 
 def _values(array: pa.Array, field: Field) -> Iterator[Chunk]:
-    if field.kind == "tokens":
+    if field.kind in _LISTS:
         lengths = pc.fill_null(pc.list_value_length(array), 0)
         yield _fixed(lengths, "<u4")
-        yield _fixed(array.flatten(), "<i4")
-    elif field.kind in ("u64", "i64"):
-        yield _fixed(array, "<u8" if field.kind == "u64" else "<i8")
+        yield _fixed(array.flatten(), _LISTS[field.kind])
+    elif field.kind in _NUMBERS:
+        yield _fixed(array, _NUMBERS[field.kind])
     elif field.kind == "bool":
         yield pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
     else:

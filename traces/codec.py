@@ -75,7 +75,7 @@ def _values(table: Table, field: Field, column: pa.ChunkedArray) -> list[Any]:
 def _converter(table: Table, field: Field) -> Callable[[Any], Any] | None:
     if field.kind in ENUMS:
         return {member.value: member for member in ENUMS[field.kind]}.__getitem__
-    if field.kind == "tokens":
+    if field.kind in ("tokens", "floats"):
         return tuple
     if table is EVENTS and field.name == "blocks":
         return blocks_from_text

@@ -172,7 +172,19 @@ def read_meta(connection: duckdb.DuckDBPyConnection, shown: Path) -> dict[str, s
             f"{shown}: schema version {version} (kvtape {meta.get('kvtape_version', '?')}); this kvtape reads up to "
             f"{SCHEMA_VERSION}: upgrade kvtape"
         )
+    _check_tables(connection, shown)
     return meta
+
+
+def _check_tables(connection: duckdb.DuckDBPyConnection, shown: Path) -> None:
+    with readable(shown):
+        there = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+    lacking = [name for name in ALL_TABLES if name not in there]
+    if lacking:
+        raise NotALog(
+            f"{shown}: a log without the tables {', '.join(lacking)}, written before kvtape 0.1.0 or changed since; "
+            f"record it anew"
+        )
 
 
 def check_whole(connection: duckdb.DuckDBPyConnection, path: Path, shown: Path) -> None:

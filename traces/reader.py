@@ -18,13 +18,13 @@ import pyarrow as pa
 
 from kvtape.planner.events import Event
 from kvtape.planner.residency import ResidencyState, fold
-from kvtape.planner.rows import BlockRow, PlanRow, RunRow, SessionRow, TokensRow
+from kvtape.planner.rows import BlockRow, PlanRow, RunRow, ScoreRow, SessionRow, TokensRow, TrialRow
 from kvtape.traces.database import check_file_kind, check_whole, one_line, open_read_only, read_meta, readable, wal_path
 from kvtape.traces.digest import logical_digest
 from kvtape.traces.errors import LogLocked, LogMissing, LogUnreadable, NoSuchRow, NotALog, SqlRejected
 from kvtape.traces.live import recorded_here, snapshot
 from kvtape.traces.query import select_arrow, select_rows
-from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SESSIONS, TABLES, TOKENS
+from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SCORES, SESSIONS, TABLES, TOKENS, TRIALS
 from kvtape.traces.sidecar import Head, head_path, read_head
 
 __all__ = ["Log", "open_log"]
@@ -127,6 +127,14 @@ class Log:
     def plans(self, run_id: str, session_id: str) -> dict[int, PlanRow]:
         """By the seq of the plan event."""
         return {row.seq: row for row in self._rows(PLANS, _SESSION, [run_id, session_id])}
+
+    def scores(self, run_id: str, session_id: str) -> list[ScoreRow]:
+        """By seq of the score event, then block id."""
+        return self._rows(SCORES, _SESSION, [run_id, session_id])
+
+    def trials(self, run_id: str | None = None) -> list[TrialRow]:
+        """Results of an evaluation by number. Default: those of `default_run()`."""
+        return self._rows(TRIALS, "run_id = ?", [self._run(run_id)])
 
     def state_at(self, run_id: str, session_id: str, seq: int | None = None) -> ResidencyState:
         """The fold of the session up to and with event `seq` (default: its last), checked against what was recorded.

@@ -9,6 +9,7 @@ A batch leaves when it is full, when `max_latency_s` has passed since its first 
 from __future__ import annotations
 
 import atexit
+import math
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -19,11 +20,11 @@ from typing import Literal, Protocol, Self
 import duckdb
 
 from kvtape.planner.events import Event, Op
-from kvtape.planner.rows import BlockRow, PlanRow, RunRow, SessionRow
+from kvtape.planner.rows import BlockRow, PlanRow, RunRow, ScoreRow, SessionRow, TrialRow
 from kvtape.traces.batch import BatchBuilder, Item
 from kvtape.traces.errors import LogWriteFailed, RecorderClosed, SequenceConflict, SequenceError, SequenceGap
 from kvtape.traces.lost import lost_detail
-from kvtape.traces.resume import Recorded, check_same_event, holds_run, recorded_sessions
+from kvtape.traces.resume import Recorded, check_same_event, holds_run, last_trial, recorded_sessions
 from kvtape.traces.seal import seal_log
 from kvtape.traces.tape import TOKEN_OPS
 from kvtape.traces.writer import LogWriter
@@ -96,6 +97,7 @@ class Recorder:
         self._max_latency_s = max_latency_s
         self._queue: deque[Item] = deque()
         self._marks: dict[str, _Mark] = {}
+        self._last_trial = -1
         self._failure: BaseException | None = None
         self._closing = False
         self._closed = False
@@ -120,6 +122,7 @@ class Recorder:
         try:
             self._builder = BatchBuilder(writer.key)
             if holds_run(writer, run):
+                self._last_trial = last_trial(writer, run.run_id)
                 for stored in recorded_sessions(writer, run.run_id, self._builder):
                     self._marks[stored.row.session_id] = _Mark(stored.row, stored)
             else:
@@ -151,6 +154,7 @@ class Recorder:
         tokens: Sequence[int] | None = None,
         plan: PlanRow | None = None,
         blocks: Sequence[BlockRow] = (),
+        scores: Sequence[ScoreRow] = (),
     ) -> None:
         """Hand over one event with what belongs to it. Durable only after `flush`.
 
@@ -161,19 +165,40 @@ class Recorder:
         """
         self._check_run(event.run_id)
         _check_texts(event)
+        _check_scores(scores)
         held = None if tokens is None else _checked_tokens(event, tokens)
         with self._work:
             mark = self._marks.get(event.session_id)
             if mark is None:
                 raise SequenceError(f"session {event.session_id} was not opened; call open_session first")
             if event.seq == mark.next_seq:
-                self._put_event(mark, Item(event=event, tokens=held, plan=plan, blocks=tuple(blocks)))
+                item = Item(event=event, tokens=held, plan=plan, blocks=tuple(blocks), scores=tuple(scores))
+                self._put_event(mark, item)
                 return
             if event.seq > mark.next_seq:
                 raise SequenceGap(
                     f"session {event.session_id}: seq {event.seq} came, {mark.next_seq} is next; it was not stored"
                 )
         self._compare(event, held)
+
+    def add_trials(self, rows: Sequence[TrialRow]) -> None:
+        """Hand over results of an evaluation; durable only after `flush`. Their numbers go up within the run.
+
+        Raises SequenceConflict for a number that is not past the last one, ValueError for a number that is not
+        finite, LogWriteFailed, RecorderClosed; none of `rows` is then stored.
+        """
+        last = self._last_trial
+        for row in rows:
+            self._check_run(row.run_id)
+            if row.trial <= last:
+                raise SequenceConflict(f"{self.path}: trial {row.trial} came, the last of run {self.run_id} is {last}")
+            if not all(math.isfinite(x) for x in (row.nll, row.kl) if x is not None):
+                raise ValueError(f"trial {row.trial}: nll {row.nll}, kl {row.kl}: what is not finite has no place here")
+            last = row.trial
+        if rows:
+            with self._work:
+                self._put(Item(trials=tuple(rows)))
+                self._last_trial = last
 
     def _put_event(self, mark: _Mark, item: Item) -> None:
         """Queue the event or, when dropping, only count it. Needs the lock."""
@@ -361,6 +386,12 @@ def _check_texts(event: Event) -> None:
     for text in (event.reason, event.detail, event.error_class):
         if text is not None and not text.isascii():
             text.encode()  # a lone surrogate must fail here, not in the writer
+
+
+def _check_scores(scores: Sequence[ScoreRow]) -> None:
+    for row in scores:
+        if not math.isfinite(sum(row.mass) + sum(row.peak)):
+            raise ValueError(f"seq {row.seq}: the attention to block {row.block_id} is not finite")
 
 
 def _checked_tokens(event: Event, tokens: Sequence[int]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from kvtape.traces.schema import EVENTS, RUNS, SESSIONS, TOKENS
 from kvtape.traces.tape import content_mac
 from kvtape.traces.writer import LogWriter
 
-__all__ = ["Recorded", "check_same_event", "holds_run", "recorded_sessions"]
+__all__ = ["Recorded", "check_same_event", "holds_run", "last_trial", "recorded_sessions"]
 
 
 @dataclass(slots=True)
@@ -41,6 +41,12 @@ def holds_run(writer: LogWriter, run: RunRow) -> bool:
     if found and found[0] != run:
         raise SequenceConflict(f"{writer.path}: run {run.run_id} is there with another row; give the run a new id")
     return bool(found)
+
+
+def last_trial(writer: LogWriter, run_id: str) -> int:
+    """Number of the run's last trial; -1 where there is none."""
+    found = writer.connection.execute("SELECT max(trial) FROM trials WHERE run_id = ?", [run_id]).fetchall()
+    return -1 if found[0][0] is None else int(found[0][0])
 
 
 def recorded_sessions(writer: LogWriter, run_id: str, builder: BatchBuilder) -> list[Recorded]:

@@ -2,7 +2,8 @@
 
     meta      key, value                                   what the file is; fixed when it is created
     batches   one row per transaction, with its digest     the chain that `verify` recomputes
-    runs, sessions, events, tokens, blocks, plans          the rows; each bears the number of its batch
+    runs, sessions, events, tokens, blocks, plans,
+    scores, trials                                         the rows; each bears the number of its batch
 
 There is no PRIMARY KEY: it costs half the append rate, and sequence numbers are checked before a row is written.
 """
@@ -21,13 +22,17 @@ from kvtape.planner.rows import (
     BLOCK_FIELDS,
     PLAN_FIELDS,
     RUN_FIELDS,
+    SCORE_FIELDS,
     SESSION_FIELDS,
     TOKENS_FIELDS,
+    TRIAL_FIELDS,
     BlockRow,
     PlanRow,
     RunRow,
+    ScoreRow,
     SessionRow,
     TokensRow,
+    TrialRow,
 )
 
 __all__ = [
@@ -42,9 +47,11 @@ __all__ = [
     "ROW_TABLES",
     "RUNS",
     "SCHEMA_VERSION",
+    "SCORES",
     "SESSIONS",
     "TABLES",
     "TOKENS",
+    "TRIALS",
     "Table",
     "arrow_schema",
     "arrow_type",
@@ -63,6 +70,7 @@ ENUMS: dict[Kind, type[StrEnum]] = {"op": Op, "way": Way, "placement": Placement
 _SQL: dict[Kind, str] = {
     "u64": "UBIGINT",
     "i64": "BIGINT",
+    "f64": "DOUBLE",
     "bool": "BOOLEAN",
     "text": "VARCHAR",
     "json": "VARCHAR",
@@ -70,11 +78,13 @@ _SQL: dict[Kind, str] = {
     "way": "way",
     "placement": "placement",
     "tokens": "INTEGER[]",
+    "floats": "FLOAT[]",
 }
 
 _ARROW: dict[Kind, pa.DataType] = {
     "u64": pa.uint64(),
     "i64": pa.int64(),
+    "f64": pa.float64(),
     "bool": pa.bool_(),
     "text": pa.string(),
     "json": pa.string(),
@@ -82,6 +92,7 @@ _ARROW: dict[Kind, pa.DataType] = {
     "way": pa.string(),
     "placement": pa.string(),
     "tokens": pa.list_(pa.int32()),
+    "floats": pa.list_(pa.float32()),
 }
 
 
@@ -110,8 +121,10 @@ EVENTS = Table("events", EVENT_FIELDS, Event, ("run_id", "session_id", "seq"))
 TOKENS = Table("tokens", TOKENS_FIELDS, TokensRow, ("run_id", "session_id", "seq"))
 BLOCKS = Table("blocks", BLOCK_FIELDS, BlockRow, ("run_id", "session_id", "seq", "block_id"))
 PLANS = Table("plans", PLAN_FIELDS, PlanRow, ("run_id", "session_id", "seq"))
+SCORES = Table("scores", SCORE_FIELDS, ScoreRow, ("run_id", "session_id", "seq", "block_id"))
+TRIALS = Table("trials", TRIAL_FIELDS, TrialRow, ("run_id", "trial"))
 
-ROW_TABLES = (RUNS, SESSIONS, EVENTS, TOKENS, BLOCKS, PLANS)
+ROW_TABLES = (RUNS, SESSIONS, EVENTS, TOKENS, BLOCKS, PLANS, SCORES, TRIALS)
 """In the order in which the chain hashes them."""
 
 TABLES: dict[str, Table] = {t.name: t for t in ROW_TABLES}

@@ -6,9 +6,20 @@ JSON columns travel as text that holds JSON, unsigned 64-bit ids as JSON integer
 from __future__ import annotations
 
 import json
+import struct
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    create_model,
+)
 
 from kvtape.planner.fields import Field as Column
 from kvtape.planner.fields import Kind
@@ -16,6 +27,8 @@ from kvtape.traces.codec import blocks_from_text, blocks_text
 from kvtape.traces.schema import ENUMS, EVENTS, ROW_TABLES, TABLES, Table
 
 __all__ = ["WIRE_MODELS", "from_json", "from_wire", "to_json", "to_wire"]
+
+_F32_MAX = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
 
 
 def _checked_json(text: str) -> str:
@@ -25,15 +38,19 @@ def _checked_json(text: str) -> str:
 
 _U64 = Annotated[StrictInt, Field(ge=0, lt=2**64)]
 _I64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+_F64 = Annotated[FiniteFloat, Field(strict=True)]
+_F32 = Annotated[FiniteFloat, Field(strict=True, ge=-_F32_MAX, le=_F32_MAX)]
 _I32 = Annotated[StrictInt, Field(ge=-(2**31), lt=2**31)]
 
 _TYPES: dict[Kind, Any] = {
     "u64": _U64,
     "i64": _I64,
+    "f64": _F64,
     "bool": StrictBool,
     "text": StrictStr,
     "json": Annotated[StrictStr, AfterValidator(_checked_json)],
     "tokens": tuple[_I32, ...],
+    "floats": tuple[_F32, ...],
     **ENUMS,
 }
 

@@ -121,10 +121,12 @@ _U64 = st.integers(0, 2**64 - 1) | st.sampled_from([0, 2**53 + 1, 2**63 - 1, 2**
 _VALUES: dict[Kind, st.SearchStrategy[Any]] = {
     "u64": _U64,
     "i64": st.integers(-(2**63), 2**63 - 1),
+    "f64": st.floats(allow_nan=False, allow_infinity=False),
     "bool": st.booleans(),
     "text": _TEXT,
     "json": st.recursive(st.none() | _U64 | _TEXT, lambda s: st.lists(s, max_size=3), max_leaves=4).map(json.dumps),
     "tokens": st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5).map(tuple),
+    "floats": st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=5).map(tuple),
 }
 _BLOCKS = st.lists(st.builds(BlockRef, _U64, _U64, _U64), max_size=3).map(tuple)
 

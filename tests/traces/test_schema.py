@@ -47,7 +47,8 @@ def test_duckdb_has_the_fields_and_then_the_batch(table: Table, database: duckdb
     rows = database.execute(f"DESCRIBE {table.name}").fetchall()
     assert tuple(r[0] for r in rows) == (*table.columns, "batch")
     assert [r[2] == "YES" for r in rows] == [*(f.nullable for f in table.fields), False]
-    kinds = {"u64": "UBIGINT", "i64": "BIGINT", "bool": "BOOLEAN", "tokens": "INTEGER[]"}
+    kinds = {"u64": "UBIGINT", "i64": "BIGINT", "f64": "DOUBLE", "bool": "BOOLEAN"}
+    kinds |= {"tokens": "INTEGER[]", "floats": "FLOAT[]"}
     for row, field in zip(rows, table.fields, strict=False):
         if field.kind in ENUMS:
             assert row[1] == "ENUM(" + ", ".join(f"'{m.value}'" for m in ENUMS[field.kind]) + ")"
@@ -67,7 +68,7 @@ def test_arrow_columns_go_into_duckdb_and_come_back_with_their_types(
     for field in table.fields:
         if field.kind in ENUMS:
             assert str(back.field(field.name).type).startswith("dictionary<values=string")
-        elif field.kind == "tokens":
+        elif field.kind in ("tokens", "floats"):
             assert back.field(field.name).type.value_type == schema.field(field.name).type.value_type
         else:
             assert back.field(field.name).type == schema.field(field.name).type
