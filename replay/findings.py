@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.planner.ranges import RangeSet
+from kvtape.replay.numbers import Agreement
 
 __all__ = ["Finding", "Gate", "Pairs", "Storage", "Tolerances", "as_pairs"]
 
@@ -52,11 +53,16 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """When logits count as right: limits in nats and as a share, beside what two right evaluations differ by."""
+    """When a session's logits count as right: limits in nats and as a share, beside what two right evaluations
+    differ by. Each session is judged by itself: a long one that is right does not hide a short one that is wrong."""
 
     mean_kl: float = 0.01
     top1: float = 0.9
     noise_floor_mean_kl: float = 0.003
+
+    def passes(self, agreement: Agreement | None) -> bool:
+        """Whether a session passes; one without checkpoints has nothing to fail by."""
+        return agreement is None or (agreement.mean_kl <= self.mean_kl and agreement.top1 >= self.top1)
 
 
 def as_pairs(positions: Iterable[int] | npt.NDArray[np.int64]) -> Pairs:

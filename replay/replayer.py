@@ -12,11 +12,11 @@ from threadpoolctl import threadpool_limits
 from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import Engine
 from kvtape.backends.registry import open_engine as registry_open
+from kvtape.capacity.fingerprint import fingerprint_difference
 from kvtape.capacity.model import read_model
 from kvtape.planner.events import Event
 from kvtape.planner.rows import RunRow, SessionRow, TokensRow
 from kvtape.replay.findings import Gate
-from kvtape.replay.numbers import merge
 from kvtape.replay.references import References
 from kvtape.replay.report import BackendReport, ReplayReport, SessionReport
 from kvtape.replay.runner import Progress, SessionRun, run_session
@@ -106,15 +106,10 @@ class _Model:
             self.fingerprint = read_model(path).fingerprint
 
 
-_FINGERPRINT_PARTS = ("architecture", "tensor shapes", "tokenizer", "file size", "header")
-
-
 def _require_same_model(row: SessionRow, model: _Model) -> None:
-    recorded, given = row.model_fingerprint.split("/"), model.fingerprint.split("/")
-    if recorded == given:
+    differ = fingerprint_difference(row.model_fingerprint, model.fingerprint)
+    if not differ:
         return
-    pairs = zip(_FINGERPRINT_PARTS, recorded, given, strict=False)
-    differ = [f"{part} ({a}, given {b})" for part, a, b in pairs if a != b] or ["the form of the fingerprint"]
     raise UsageError(
         f"session {row.session_id} was recorded with another model ({row.model_name}) than {model.path.name}: "
         f"different {', '.join(differ)}; give that model with --model"
@@ -186,7 +181,7 @@ def _backend(done: _TargetRuns, numbers: Sequence[SessionNumbers], model: _Model
         witness_rows=sum(r.witness_rows for r in runs),
         witness_identities=sum(r.witness_identities for r in runs),
         not_executed=sum(r.not_executed for r in runs),
-        agreement=merge(n.agreement for n in numbers),
+        agreements=tuple(n.agreement for n in numbers),
         reference=None if model.weights is None else REFERENCE,
         reference_reason=model.reason,
         tolerances=runs[0].tolerances,
@@ -208,5 +203,8 @@ def _notes(stories: Sequence[Story], model: _Model) -> list[str]:
         if s.lost_at is not None
     ]
     if model.reason is not None:
-        notes.append(f"identity and logits are not compared: {model.reason}; `equal` speaks of residency only")
+        notes.append(
+            f"not covered: {model.reason}; no row is identified and no logits are compared, so this is not `equal`; "
+            "`residency_equal` says whether positions, rows and books agree"
+        )
     return notes

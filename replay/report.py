@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtape.replay.findings import Gate, Tolerances
-from kvtape.replay.numbers import Agreement
+from kvtape.replay.numbers import Agreement, merge
 from kvtape.replay.story import Divergence
 
 __all__ = ["BackendReport", "ReplayReport", "SessionReport"]
@@ -36,7 +36,11 @@ class SessionReport:
 
 @dataclass(frozen=True, slots=True)
 class BackendReport:
-    """One target over all sessions. Rows are counted once per look; `residency_events` are those executed."""
+    """One target over all sessions. Rows are counted once per look; `residency_events` are those executed.
+
+    `agreements`: one a session, None where it has no checkpoint. `reference` is None for a model that the numpy code
+    does not cover; `reference_reason` says why.
+    """
 
     name: str
     way: str
@@ -48,31 +52,39 @@ class BackendReport:
     witness_rows: int
     witness_identities: int
     not_executed: int
-    agreement: Agreement | None
+    agreements: tuple[Agreement | None, ...]
     reference: str | None
     reference_reason: str | None
     tolerances: Tolerances
     diverged: bool
 
-    def equal(self, gate: Gate) -> bool:
-        """Whether nothing diverged, everything was witnessed, and the numbers pass where they were compared."""
-        if self.diverged or self.witness_positions != self.residency_events:
-            return False
-        if self.reference is None:
-            return True
-        return self.witness_identities == self.witness_rows and self.numbers_pass(gate)
+    @property
+    def agreement(self) -> Agreement | None:
+        """Over the checkpoints of all sessions."""
+        return merge(self.agreements)
 
-    def numbers_pass(self, gate: Gate) -> bool:
-        a = self.agreement
-        return a is None or (a.mean_kl <= gate.mean_kl and a.top1 >= gate.top1)
+    @property
+    def residency_equal(self) -> bool:
+        """Whether nothing diverged and the memory was read after every event that changed what is resident."""
+        return not self.diverged and self.witness_positions == self.residency_events
+
+    def equal(self, gate: Gate) -> bool:
+        """Whether the same tokens were resident, every row of them known by its key, and each session's numbers pass.
+
+        A model that the numpy code does not cover has no row identified, so it is never equal.
+        """
+        identified = self.reference is not None and self.witness_identities == self.witness_rows
+        return self.residency_equal and identified and all(gate.passes(a) for a in self.agreements)
 
     def to_json(self, gate: Gate) -> dict[str, Any]:
+        known = [a for a in self.agreements if a is not None]
         return {
             "name": self.name,
             "way": self.way,
             "engine_version": self.engine_version,
             "kv_types": self.kv_types,
             "equal": self.equal(gate),
+            "residency_equal": self.residency_equal,
             "events_compared": self.events_compared,
             "residency_events": self.residency_events,
             "witness_positions": self.witness_positions,
@@ -80,6 +92,8 @@ class BackendReport:
             "witness_identities": self.witness_identities,
             "not_executed": self.not_executed,
             **_agreement(self.agreement),
+            "worst_session_mean_kl": _number(max(a.mean_kl for a in known)) if known else None,
+            "worst_session_top1": min((a.top1 for a in known), default=None),
             "reference": self.reference,
             "reference_reason": self.reference_reason,
             "tolerances": {"identity": self.tolerances.identity, "moved_key": self.tolerances.moved_key},

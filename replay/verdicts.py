@@ -9,7 +9,7 @@ import numpy as np
 
 from kvtape.planner.layout import Layout, resident_ranges
 from kvtape.replay.findings import Finding, Gate
-from kvtape.replay.numbers import Agreement, compare_logits, kl_nats, merge
+from kvtape.replay.numbers import Agreement, compare_logits, kl_nats
 from kvtape.replay.references import References
 from kvtape.replay.runner import SessionRun
 from kvtape.replay.story import Divergence, Story
@@ -51,20 +51,22 @@ def session_numbers(references: References, story: int, target: Target, run: Ses
 def below_gate(
     gate: Gate, target: Target, stories: Sequence[Story], numbers: Sequence[SessionNumbers]
 ) -> Divergence | None:
-    """The finding of a target whose logits, over all sessions, fail the gate; it names the worst checkpoint."""
-    total = merge(n.agreement for n in numbers)
-    if total is None or (total.mean_kl <= gate.mean_kl and total.top1 >= gate.top1):
-        return None
-    known = [(n.agreement.max_kl, i) for i, n in enumerate(numbers) if n.agreement is not None]
-    worst = max(known)[1]
-    seq = numbers[worst].worst_seq
-    event = next(e for e in stories[worst].events if e.seq == seq)
-    what = (
-        f"logits: mean KL {total.mean_kl:.4g} nats (at most {gate.mean_kl:g}; two right evaluations of a quantised "
-        f"model differ by {gate.noise_floor_mean_kl:g}), top-1 {total.top1:.3f} (at least {gate.top1:g}) over "
-        f"{total.checkpoints} checkpoints; the worst, {total.max_kl:.4g} nats, is here"
-    )
-    return stories[worst].diverged(event, target.spec, Finding(what))
+    """The finding of the first session whose logits fail the gate on this target; it names the worst checkpoint.
+
+    `numbers` one a session, or empty where nothing was compared.
+    """
+    for story, session in zip(stories, numbers, strict=bool(numbers)):
+        found = session.agreement
+        if found is None or gate.passes(found):
+            continue
+        event = next(e for e in story.events if e.seq == session.worst_seq)
+        what = (
+            f"logits: mean KL {found.mean_kl:.4g} nats (at most {gate.mean_kl:g}; two right evaluations of a quantised "
+            f"model differ by {gate.noise_floor_mean_kl:g}), top-1 {found.top1:.3f} (at least {gate.top1:g}) over "
+            f"{found.checkpoints} checkpoints of session {story.session_id}; at worst {found.max_kl:.4g} nats, here"
+        )
+        return story.diverged(event, target.spec, Finding(what))
+    return None
 
 
 def _differ(a: Target, layout_a: Layout, b: Target, layout_b: Layout) -> Finding | None:

@@ -291,8 +291,10 @@ def test_fatal_keeps_the_first_cause_and_closes_the_context_once() -> None:
         session.decode(3)
     calls = len(toy.operations)
     for later in (lambda: session.decode(1), lambda: session.ensure_prefix([1]), session.snapshot):
-        with pytest.raises(SessionFatal, match="planted in decode"):
+        with pytest.raises(SessionFatal, match="planted in decode") as caught:
             later()
+        assert str(caught.value).count("decode_failed") == 1
+    assert (sink.events[-1].error_class, sink.events[-1].reason) == ("decode_failed", "planted in decode")
     assert len(toy.operations) == calls
     session.close()
     assert [str(e.op) for e in sink.events[-2:]] == ["fatal", "close"]

@@ -330,3 +330,26 @@ def test_the_run_is_named_by_its_configuration(model: Path, tmp_path: Path) -> N
         with open_log(path) as tape:
             ids.append(tape.default_run().run_id)
     assert ids[0] == ids[1] != ids[2]
+
+
+def test_what_the_session_would_refuse_leaves_no_log(tmp_path: Path) -> None:
+    """A YaRN model cannot be shifted: known once the context is there, and still before the log is."""
+    yarn = write_tiny(tmp_path / "yarn.gguf", yarn=4)
+    log = tmp_path / "a.duckdb"
+    ran = record(yarn, log, "--policy", "stream:sink=4,recent=60,positions=rebased", "--cold-tokens", 0)
+    assert ran.code == 2
+    assert "positions=rebased on llama is not possible here" in ran.err
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith("a.duckdb")] == []
+
+
+def test_the_cold_store_can_be_bound_in_bytes(model: Path, tmp_path: Path) -> None:
+    log = tmp_path / "a.duckdb"
+    assert record(model, log, "--cold-bytes", 60_000).code == 0
+    with open_log(log) as tape:
+        (row,) = tape.sessions(tape.default_run().run_id)
+        events = tape.events(row.run_id, "main")
+    assert (row.cold_budget_tokens, row.cold_budget_bytes) == (128, 60_000)
+    assert any(e.op == "trim" for e in events)
+    ran = record(model, tmp_path / "b.duckdb", "--cold-bytes", 1000, "--cold-tokens", 0)
+    assert (ran.code, "cold_budget_bytes without cold_budget_tokens" in ran.err) == (2, True)
+    assert not (tmp_path / "b.duckdb").exists()

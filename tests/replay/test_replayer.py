@@ -315,16 +315,18 @@ def test_target_specs_are_split_between_replay_and_engine() -> None:
     assert (target.threads, target.options) == (2, {"mirror": "off"})
 
 
-def test_a_model_that_numpy_does_not_cover_is_judged_by_residency_alone(tmp_path: Path) -> None:
+def test_a_model_that_numpy_does_not_cover_is_judged_by_residency_and_never_called_equal(tmp_path: Path) -> None:
     odd = write_tiny(tmp_path / "yarn.gguf", yarn=4)
     script = Script()
     script.prefill(list(range(3, 40)))
     script.evict(4, 9)
     script.decode([50])
     report = run(log_of(odd, script), odd, "llama")
-    assert report.equal
+    assert not report.equal
+    assert report.first_divergence is None
+    assert report.backends[0].residency_equal
     assert report.backends[0].reference is None
-    assert "`equal` speaks of residency only" in report.notes[0]
+    assert "not covered" in report.notes[0]
     body = report.to_json()["backends"][0]
     assert (body["mean_kl"], body["witness_identities"], body["witness_positions"]) == (None, 0, 3)
 

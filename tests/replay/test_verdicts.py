@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,13 @@ from kvtape.backends.protocol import Backend
 from kvtape.capacity.model import read_model
 from kvtape.planner.layout import Layout, Segment, remove
 from kvtape.planner.residency import RESIDENCY_OPS
-from kvtape.replay.findings import Tolerances
+from kvtape.replay.findings import Gate, Tolerances
+from kvtape.replay.numbers import Agreement, merge
+from kvtape.replay.report import BackendReport
 from kvtape.replay.runner import SessionRun, run_session
 from kvtape.replay.story import Story, read_story
 from kvtape.replay.targets import Target, parse_target
-from kvtape.replay.verdicts import between_backends
+from kvtape.replay.verdicts import SessionNumbers, below_gate, between_backends
 from support.engines import load_engine
 from support.faulty import Faultless, LyingBackend
 from support.script_log import ScriptLog
@@ -102,3 +105,36 @@ def test_what_a_diverging_backend_held_is_kept_for_the_comparison(tmp_path: Path
     assert found is not None
     assert found.seq == wrong.divergence.seq
     assert "different tape positions" in found.finding.what
+
+
+def test_every_session_is_held_to_the_gate_by_itself() -> None:
+    """A thousand right places of one session do not hide three wrong ones of another."""
+    right, wrong = Agreement(1000, 1e-6, 1e-6, 1.0), Agreement(3, 0.5, 0.4, 1.0)
+    assert merge([right, wrong]).mean_kl < Gate().mean_kl  # type: ignore[union-attr]
+    told = [story(), story()]
+    seq = told[0].events[-1].seq
+    numbers = [SessionNumbers(right, seq), SessionNumbers(wrong, seq), SessionNumbers(None, None)]
+    assert below_gate(Gate(), NATIVE, told[:1], numbers[:1]) is None
+    found = below_gate(Gate(), NATIVE, [*told, story()], numbers)
+    assert found is not None
+    assert "mean KL 0.4 nats" in found.finding.what
+    assert found.seq == seq
+    report = BackendReport(
+        *("llama", "native", "1", "f32/f32"),
+        events_compared=3,
+        residency_events=2,
+        witness_positions=2,
+        witness_rows=20,
+        witness_identities=20,
+        not_executed=0,
+        agreements=(right, wrong, None),
+        reference="numpy",
+        reference_reason=None,
+        tolerances=Tolerances(0.05, 0.02),
+        diverged=False,
+    )
+    assert not report.equal(Gate())
+    assert report.to_json(Gate())["worst_session_mean_kl"] == 0.4
+    assert replace(report, agreements=(right, None)).equal(Gate())
+    assert not replace(report, agreements=(right,), witness_identities=19).equal(Gate())
+    assert not replace(report, agreements=(right,), reference=None).equal(Gate())

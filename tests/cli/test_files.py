@@ -1,0 +1,28 @@
+"""A file that a command writes is there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from kvtape.cli.files import write_whole
+
+
+def test_what_was_there_stays_until_the_new_text_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "answers.json"
+    write_whole(path, "old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_whole(path, "new, and longer")
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["answers.json"]
+    write_whole(path, "new")
+    assert path.read_text(encoding="utf-8") == "new"
