@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["show"]
 
+MOST_SESSIONS = 100
+"""An imported log has thousands of sessions; so many are shown when none is named."""
+
 
 def show(
     log: LogPath,
@@ -35,7 +38,7 @@ def show(
     """
     from kvtape.backends.errors import UsageError
     from kvtape.cli.logs import chosen_sessions, opened
-    from kvtape.cli.output import emit
+    from kvtape.cli.output import emit, note
 
     with opened(log) as tape:
         run_id = tape.default_run().run_id
@@ -44,7 +47,9 @@ def show(
             raise UsageError(f"--at needs --session; the log has: {', '.join(row.session_id for row in rows)}")
         shown: list[dict[str, Any]] = []
         sections: list[Section] = []
-        for row in rows:
+        if len(rows) > MOST_SESSIONS:
+            note(f"kvtape: the first {MOST_SESSIONS} of {len(rows)} sessions; name one with --session, or ask kvtape sql")
+        for row in rows[:MOST_SESSIONS]:
             events = tape.events(run_id, row.session_id)
             last = _moment(row.session_id, events, at)
             state = tape.state_at(run_id, row.session_id, last)
@@ -53,7 +58,8 @@ def show(
             shown.append(facts)
             sections.append(_section(row, state, facts))
         digest = tape.logical_digest(run_id)
-        emit("show", {"sessions": shown}, sections, as_json=as_json, digest=digest, digest_kind="logical")
+        body = {"sessions": shown, "n_sessions": len(rows)}
+        emit("show", body, sections, as_json=as_json, digest=digest, digest_kind="logical")
 
 
 def _moment(session_id: str, events: list[Event], at: int | None) -> int:
@@ -74,6 +80,8 @@ def _moment(session_id: str, events: list[Event], at: int | None) -> int:
 
 
 def _facts(row: SessionRow, events: list[Event], state: ResidencyState, plan: PlanRow | None) -> dict[str, Any]:
+    from kvtape.planner.residency_state import UNBOUNDED
+
     last = events[-1]
     return {
         "run_id": row.run_id,
@@ -86,7 +94,7 @@ def _facts(row: SessionRow, events: list[Event], state: ResidencyState, plan: Pl
         "generation": state.generation,
         "tape_length": state.tape_length,
         "prefix_length": state.prefix_length,
-        "n_ctx": state.n_ctx,
+        "n_ctx": None if state.n_ctx == UNBOUNDED else state.n_ctx,
         "resident_tokens": state.resident_tokens,
         "resident": state.resident.as_pairs(),
         "cold": [[b.block_id, b.start, b.stop] for b in state.cold],
@@ -126,7 +134,7 @@ def _section(row: SessionRow, state: ResidencyState, facts: dict[str, Any]) -> S
         ("backend, policy", f"{row.backend}, {row.policy}"),
         ("after event", f"{facts['seq']} ({facts['op']}), turn {state.turn}, generation {state.generation}"),
         ("tape", f"{state.tape_length} tokens, prefix {state.prefix_length}"),
-        ("resident", f"{state.resident_tokens} of {state.n_ctx}: {ranges_text(state.resident)}"),
+        ("resident", f"{state.resident_tokens} of {facts['n_ctx'] or 'unknown'}: {ranges_text(state.resident)}"),
         ("cold", f"{state.cold_ranges.n_tokens} in {len(state.cold)} blocks: {ranges_text(state.cold_ranges)}"),
         ("dropped", f"{state.dropped.n_tokens}: {ranges_text(state.dropped)}"),
         ("layout (tape -> cache)", " ".join(f"{s.tape_start}+{s.length}->{s.cache_start}" for s in state.layout[:8])),

@@ -14,7 +14,7 @@ from kvtape.planner import layout as lay
 from kvtape.planner.events import BlockRef, Event, Op, Placement, Way
 from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet
-from kvtape.planner.residency_state import ColdBlock, ResidencyState, SavedState, changed
+from kvtape.planner.residency_state import UNBOUNDED, ColdBlock, ResidencyState, SavedState, changed
 
 __all__ = ["RULES", "Effect", "IllegalEvent", "Rule", "extend", "require"]
 
@@ -50,9 +50,9 @@ def _cache_start(event: Event) -> int:
 
 
 def _open(state: ResidencyState, event: Event) -> ResidencyState:
-    if not event.n_tokens:
-        raise IllegalEvent(event, "needs the effective context in n_tokens")
-    return changed(state, opened=True, n_ctx=event.n_tokens)
+    """An imported session whose source says nothing of its context has none in `n_tokens`: it is not bounded."""
+    require(event, event.n_tokens != 0, "a context of 0 tokens")
+    return changed(state, opened=True, n_ctx=UNBOUNDED if event.n_tokens is None else event.n_tokens)
 
 
 def _prompt(state: ResidencyState, event: Event) -> ResidencyState:

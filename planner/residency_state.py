@@ -9,7 +9,10 @@ from kvtape.planner import layout as lay
 from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet
 
-__all__ = ["ColdBlock", "ResidencyState", "SavedState", "changed"]
+__all__ = ["UNBOUNDED", "ColdBlock", "ResidencyState", "SavedState", "changed"]
+
+UNBOUNDED = 2**62
+"""`n_ctx` of a session whose context is not known: no number of tokens comes near it."""
 
 
 @dataclass(frozen=True, slots=True)

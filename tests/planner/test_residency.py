@@ -10,6 +10,7 @@ from kvtape.planner.events import BlockRef, Event, Op, Placement, Way
 from kvtape.planner.layout import Segment
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency import ColdBlock, IllegalEvent, ResidencyMismatch, ResidencyState, apply, fold
+from kvtape.planner.residency_state import UNBOUNDED
 
 
 def events(*steps: dict[str, Any]) -> list[Event]:
@@ -189,3 +190,9 @@ def test_an_illegal_event_is_refused(why: str, steps: list[dict[str, Any]]) -> N
 def test_a_session_begins_with_its_open() -> None:
     with pytest.raises(IllegalEvent, match="opens once"):
         fold(events(SIX))
+
+
+def test_a_session_of_unknown_context_is_not_bounded() -> None:
+    assert fold(events(op(Op.OPEN), op(Op.PREFILL, 0, 10**9, cache_start=0))).n_ctx == UNBOUNDED
+    with pytest.raises(IllegalEvent, match="context of 0"):
+        fold(events(op(Op.OPEN, n_tokens=0)))
