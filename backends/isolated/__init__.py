@@ -1,1 +1,1 @@
-"""An engine in a process of its own, so that a fault that kills it does not kill the session."""
+"""Engines in a process of their own: a native crash of an engine ends its sessions, not the program."""
