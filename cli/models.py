@@ -28,10 +28,12 @@ def demo_model() -> Path:
     return path
 
 
-def model_for_log(given: Path | None, fingerprint: str, model_name: str) -> Path:
+def model_for_log(given: Path | None, fingerprint: str | None, model_name: str | None) -> Path:
     """`given`, else the demo model when it is the one the log names. Raises UsageError when neither is there."""
     if given is not None:
         return given
+    if fingerprint is None:
+        raise UsageError("the log was imported and names no model file; give one with --model")
     path = find_demo_model()
     if path is not None:
         from kvtape.capacity.fingerprint import fingerprint_difference

@@ -48,7 +48,7 @@ def show(
         shown: list[dict[str, Any]] = []
         sections: list[Section] = []
         if len(rows) > MOST_SESSIONS:
-            note(f"kvtape: the first {MOST_SESSIONS} of {len(rows)} sessions; name one with --session, or ask kvtape sql")
+            note(f"kvtape: {MOST_SESSIONS} of {len(rows)} sessions; name one with --session, or ask kvtape sql")
         for row in rows[:MOST_SESSIONS]:
             events = tape.events(run_id, row.session_id)
             last = _moment(row.session_id, events, at)

@@ -47,24 +47,25 @@ class RunRow:
     started_at_ns: int
 
 
+# What the source of an imported session does not say is NULL.
 SESSION_FIELDS: tuple[Field, ...] = (
     Field("run_id", "text", "the run", nullable=False, logical=False),
     Field("session_id", "text", "unique within the run", nullable=False),
-    Field("backend", "text", "llama, openvino, reference or modelled", nullable=False),
-    Field("engine_version", "text", "version of the engine", nullable=False, logical=False),
-    Field("model_fingerprint", "text", "see capacity.model.fingerprint", nullable=False),
-    Field("model_name", "text", "file name of the model, without its folder", nullable=False, logical=False),
-    Field("policy", "text", "policy spec, canonical form", nullable=False),
-    Field("n_ctx_asked", "u64", "context asked for, tokens", nullable=False),
-    Field("n_ctx", "u64", "effective context, tokens: even, and padded as the engine pads", nullable=False),
-    Field("chunk", "u64", "tokens per physical prefill call", nullable=False),
-    Field("kv_type_k", "text", "storage type of the keys", nullable=False),
-    Field("kv_type_v", "text", "storage type of the values", nullable=False),
-    Field("flash_attention", "bool", "whether flash attention ran", nullable=False),
-    Field("threads", "u64", "engine threads", nullable=False),
-    Field("cold_budget_tokens", "u64", "cold store budget, tokens; 0 for no store", nullable=False),
-    Field("cold_budget_bytes", "u64", "cold store budget, bytes; 0 for no bound beside the tokens", nullable=False),
-    Field("capabilities", "json", "the whole capability struct", nullable=False),
+    Field("backend", "text", "llama, openvino, reference or modelled; of an import its format", nullable=False),
+    Field("engine_version", "text", "version of the engine", logical=False),
+    Field("model_fingerprint", "text", "see capacity.model.fingerprint"),
+    Field("model_name", "text", "file name of the model, without its folder", logical=False),
+    Field("policy", "text", "policy spec, canonical form"),
+    Field("n_ctx_asked", "u64", "context asked for, tokens"),
+    Field("n_ctx", "u64", "effective context, tokens: even, and padded as the engine pads"),
+    Field("chunk", "u64", "tokens per physical prefill call"),
+    Field("kv_type_k", "text", "storage type of the keys"),
+    Field("kv_type_v", "text", "storage type of the values"),
+    Field("flash_attention", "bool", "whether flash attention ran"),
+    Field("threads", "u64", "engine threads"),
+    Field("cold_budget_tokens", "u64", "cold store budget, tokens; 0 for no store"),
+    Field("cold_budget_bytes", "u64", "cold store budget, bytes; 0 for no bound beside the tokens"),
+    Field("capabilities", "json", "the whole capability struct"),
     Field("content", "bool", "whether token content is stored", nullable=False),
 )
 
@@ -74,20 +75,20 @@ class SessionRow:
     run_id: str
     session_id: str
     backend: str
-    engine_version: str
-    model_fingerprint: str
-    model_name: str
-    policy: str
-    n_ctx_asked: int
-    n_ctx: int
-    chunk: int
-    kv_type_k: str
-    kv_type_v: str
-    flash_attention: bool
-    threads: int
-    cold_budget_tokens: int
-    cold_budget_bytes: int = 0
-    capabilities: str
+    engine_version: str | None = None
+    model_fingerprint: str | None = None
+    model_name: str | None = None
+    policy: str | None = None
+    n_ctx_asked: int | None = None
+    n_ctx: int | None = None
+    chunk: int | None = None
+    kv_type_k: str | None = None
+    kv_type_v: str | None = None
+    flash_attention: bool | None = None
+    threads: int | None = None
+    cold_budget_tokens: int | None = None
+    cold_budget_bytes: int | None = 0
+    capabilities: str | None = None
     content: bool
 
 
@@ -160,17 +161,23 @@ class PlanRow:
 TOKENS_FIELDS: tuple[Field, ...] = (
     Field("run_id", "text", "the run", nullable=False, logical=False),
     Field("session_id", "text", "the session", nullable=False),
-    Field("seq", "u64", "the prefill, decode or recompute event that put them there", nullable=False),
+    Field(
+        "seq",
+        "u64",
+        "the prefill, decode or recompute event that put them there; of an imported request its prompt or generate",
+        nullable=False,
+    ),
     Field("start", "u64", "tape position of the first token", nullable=False),
     Field("n_tokens", "u64", "how many", nullable=False),
+    Field("block_tokens", "u64", "tokens that one hash stands for: 32, or the block of an import", nullable=False),
     Field(
         "hashes",
         "json",
-        "keyed hash chain, hex: one per full 32-token block of the tape, one for the tail",
+        "keyed hash chain, hex: one per full 32-token block of the tape, one for the tail; or an import's block ids",
         nullable=False,
         logical=False,
     ),
-    Field("mac", "text", "keyed hash of start and token ids, hex", nullable=False, logical=False),
+    Field("mac", "text", "keyed hash of start and token ids, hex; NULL where no ids are known", logical=False),
     Field("tokens", "tokens", "the token ids; NULL unless the session records content", chained=False),
 )
 
@@ -182,8 +189,9 @@ class TokensRow:
     seq: int
     start: int
     n_tokens: int
+    block_tokens: int
     hashes: str
-    mac: str
+    mac: str | None
     tokens: tuple[int, ...] | None
 
 

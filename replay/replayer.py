@@ -107,6 +107,8 @@ class _Model:
 
 
 def _require_same_model(row: SessionRow, model: _Model) -> None:
+    if row.model_fingerprint is None:  # imported: its source names no file
+        return
     differ = fingerprint_difference(row.model_fingerprint, model.fingerprint)
     if not differ:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import SessionConfig
 from kvtape.planner.rows import SessionRow
 from kvtape.planner.specs import SpecError, parse_spec
@@ -29,7 +30,24 @@ class Target:
         return _WAYS[self.way]
 
     def session_config(self, row: SessionRow) -> SessionConfig:
-        """What the recorded session ran with, but for what the target says itself."""
+        """What the recorded session ran with, but for what the target says itself.
+
+        Raises UsageError for an imported session, whose source does not say what it ran with.
+        """
+        if (
+            row.n_ctx is None
+            or row.chunk is None
+            or row.kv_type_k is None
+            or row.kv_type_v is None
+            or row.flash_attention is None
+            or row.threads is None
+            or row.cold_budget_tokens is None
+            or row.cold_budget_bytes is None
+        ):
+            raise UsageError(
+                f"session {row.session_id} ({row.backend}) was imported: its source does not say in which context it "
+                "ran, so it cannot be repeated as it was"
+            )
         return SessionConfig(
             n_ctx=row.n_ctx,
             chunk=row.chunk,

@@ -12,7 +12,7 @@ from kvtape.planner.events import Event
 from kvtape.planner.rows import BlockRow, PlanRow, RunRow, ScoreRow, SessionRow, TokensRow, TrialRow
 from kvtape.traces.codec import to_arrow
 from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SCORES, SESSIONS, TABLES, TOKENS, TRIALS
-from kvtape.traces.tape import Tape, content_mac
+from kvtape.traces.tape import BLOCK_TOKENS, Tape, content_mac
 
 __all__ = ["BatchBuilder", "Item"]
 
@@ -78,6 +78,7 @@ class BatchBuilder:
             seq=event.seq,
             start=event.start,
             n_tokens=len(tokens),
+            block_tokens=BLOCK_TOKENS,
             hashes=_hex_list(hashes),
             mac=content_mac(self._key, event.start, tokens),
             tokens=tokens if event.session_id in self._content else None,

@@ -146,6 +146,7 @@ class Script:
                 seq=event.seq,
                 start=event.start or 0,
                 n_tokens=len(_tokens),
+                block_tokens=32,
                 hashes=json.dumps([]),
                 mac="",
                 tokens=tuple(_tokens),
