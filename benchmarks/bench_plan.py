@@ -68,7 +68,7 @@ def measure(tokens: int, path: str, runs: int) -> bool:
     def one_more() -> None:
         nonlocal last
         last = replace(last, block_id=last.block_id + 1, start=last.stop, stop=last.stop + BLOCK)
-        table.append(last)
+        table.insert([last])
         plan(table)
 
     fresh = iter([BlockTable(blocks) for _ in range(runs)])

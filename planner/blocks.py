@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntFlag, StrEnum
+from typing import Self
 
 from kvtape.planner.ranges import Range
 
 __all__ = [
-    "CLASS_RANK",
     "DEFAULT_BLOCK",
     "NO_FLAGS",
     "PROTECTING",
@@ -30,18 +30,20 @@ DEFAULT_BLOCK = 32
 class CacheClass(StrEnum):
     """Most protected first. `task_pinned` is never evicted by a plan; the others only rank."""
 
+    rank: int
+    """0 for the most protected class; a higher rank is evicted first."""
+
+    def __new__(cls, value: str) -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        # Plain attributes: a plan reads the rank of every block, and a lookup by member costs four times as much.
+        member.rank = len(cls.__members__)
+        return member
+
     TASK_PINNED = "task_pinned"
     REPO_MAP = "repo_map"
     VOLATILE = "volatile"
 
-    @property
-    def rank(self) -> int:
-        """0 for the most protected class; a higher rank is evicted first."""
-        return CLASS_RANK[self]
-
-
-CLASS_RANK = {c: rank for rank, c in enumerate(CacheClass)}
-"""`CacheClass.rank` as a table."""
 
 _CLASS_OF_KIND = {
     "system": CacheClass.TASK_PINNED,

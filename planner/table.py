@@ -1,4 +1,4 @@
-"""Blocks as arrays in tape order, built once and carried along: a block more is inserted, nothing is sorted again.
+"""Blocks as arrays in tape order, built once and carried along: what is new is inserted, nothing is sorted again.
 
 index        0      1      2      3        tape order
 starts       0     32     64     96        int64; so are stops, ids, last_used
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtape.planner.blocks import CLASS_RANK, PROTECTING, Block
+from kvtape.planner.blocks import PROTECTING, Block
 from kvtape.planner.plan_errors import BadScore, InvalidBlock, OverlappingBlocks
 
 __all__ = ["BlockTable", "Bools", "Floats", "Ints"]
@@ -25,19 +25,19 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-_ID, _START, _STOP, _USED, _CLASS, _FLAGS, _SCORE = (
-    attrgetter(name) for name in ("block_id", "start", "stop", "last_used", "cache_class", "flags", "score")
+_ID, _START, _STOP, _USED, _RANK, _FLAGS, _SCORE = (
+    attrgetter(name) for name in ("block_id", "start", "stop", "last_used", "cache_class.rank", "flags", "score")
 )
 
 
 class BlockTable:
     """The resident blocks of a session. `plan_hot_set` reads a table and never changes it.
 
-    `append`, `pop` and `remove` keep what is sorted sorted, at the price of a copy of some arrays: O(n) moves, no
-    comparison of all with all. Raises InvalidBlock, OverlappingBlocks, BadScore.
+    `insert` and `remove` keep what is sorted sorted, at the price of a copy of some arrays: O(n) moves, and
+    log n comparisons for each new block. Raises InvalidBlock, OverlappingBlocks, BadScore.
     """
 
-    __slots__ = ("_ids_seen", "_orders", "blocks", "ids", "last_used", "own", "ranks", "scores", "starts", "stops")
+    __slots__ = ("_orders", "blocks", "ids", "last_used", "own", "ranks", "scores", "starts", "stops")
 
     blocks: list[Block]
     """The blocks as they were given, in tape order."""
@@ -54,7 +54,6 @@ class BlockTable:
     def __init__(self, blocks: Iterable[Block] = ()) -> None:
         self.blocks = list(blocks)
         self._orders: dict[bool, Ints] = {}
-        self._ids_seen: set[int] | None = None
         self._read()
         if self.starts.size > 1 and (self.starts[1:] <= self.starts[:-1]).any():
             self._take(np.lexsort((self.ids, self.stops, self.starts)))
@@ -75,62 +74,94 @@ class BlockTable:
         """
         found = self._orders.get(by_score)
         if found is None:
-            # lexsort is stable and the blocks lie in tape order, so a tie goes to the smaller start.
-            keys = (self.last_used, self.scores, -self.ranks) if by_score else (self.last_used, -self.ranks)
-            found = self._orders[by_score] = np.lexsort(keys).astype(np.int64, copy=False)
+            found = self._orders[by_score] = self._score_order() if by_score else self._age_order()
         return found
 
-    def append(self, block: Block) -> None:
-        """One more block, behind all others in the tape."""
-        if self._ids_seen is None:
-            self._ids_seen = set(self.ids.tolist())
-        _check_block(block, self.blocks[-1] if self.blocks else None)
-        if block.block_id in self._ids_seen:
-            raise InvalidBlock(f"block id {block.block_id} is used twice")
-        new = BlockTable((block,))
-        at = len(self.blocks)
-        self.blocks.append(block)
-        self._ids_seen.add(block.block_id)
+    def insert(self, blocks: Iterable[Block]) -> None:
+        """More blocks, anywhere between those that are there."""
+        new = BlockTable(blocks)
+        if not new.blocks:
+            return
+        at = self._places(new)
+        # From the back, so that earlier places stay valid.
+        for place, block in zip(at[::-1].tolist(), new.blocks[::-1], strict=True):
+            self.blocks.insert(place, block)
+        orders, self._orders = self._orders, {}
         for name in _COLUMNS:
-            setattr(self, name, np.concatenate((getattr(self, name), getattr(new, name))))
-        for by_score, order in self._orders.items():
-            self._orders[by_score] = np.insert(order, self._rank_of(at, order, by_score), at)
-
-    def pop(self) -> Block:
-        """Take the last block out, for instance to append it again with a token more. IndexError when there is none."""
-        block = self.blocks[-1]
-        self.remove([block.block_id])
-        return block
+            setattr(self, name, np.insert(getattr(self, name), at, getattr(new, name)))
+        now = at + np.arange(len(new))
+        if len(new) * 8 > len(self):
+            return  # too many to be put in their ranks one by one: ranked when next asked for
+        moved = np.delete(np.arange(len(self)), now)
+        for by_score, order in orders.items():
+            ranked = moved[order]
+            for index in now.tolist():
+                ranked = np.insert(ranked, self._rank_of(index, ranked, by_score), index)
+            self._orders[by_score] = ranked
 
     def remove(self, block_ids: Iterable[int]) -> None:
         """Take blocks out. Raises InvalidBlock for an id that is not there."""
         gone = set(block_ids)
         out = np.isin(self.ids, np.fromiter(gone, np.int64, len(gone)))
-        if int(out.sum()) != len(gone):
+        rows = np.flatnonzero(out)
+        if rows.size != len(gone):
             raise InvalidBlock(f"no block with id {min(gone - set(self.ids.tolist()))}")
-        left = np.flatnonzero(~out)
+        if not gone:
+            return
         moved_to = np.cumsum(~out) - 1
         orders = {by: moved_to[order[~out[order]]] for by, order in self._orders.items()}
-        self._take(left)
+        # Runs of neighbours, from the back.
+        for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)[::-1]:
+            del self.blocks[int(run[0]) : int(run[-1]) + 1]
+        for name in _COLUMNS:
+            setattr(self, name, getattr(self, name)[~out])
         self._orders = orders
-        if self._ids_seen is not None:
-            self._ids_seen -= gone
+
+    def _places(self, new: BlockTable) -> Ints:
+        """Before which of the blocks each of `new` belongs."""
+        at = np.searchsorted(self.starts, new.starts)
+        if len(self):
+            before, behind = np.maximum(at - 1, 0), np.minimum(at, len(self) - 1)
+            hits = ((at > 0) & (self.stops[before] > new.starts)) | (
+                (at < len(self)) & (self.starts[behind] < new.stops)
+            )
+            if hits.any():
+                i = int(np.argmax(hits))
+                other = before[i] if at[i] > 0 and self.stops[before[i]] > new.starts[i] else behind[i]
+                raise _overlap(new.blocks[i], self.blocks[int(other)])
+            twice = np.isin(new.ids, self.ids)
+            if twice.any():
+                raise InvalidBlock(f"block id {new.ids[int(np.argmax(twice))]} is used twice")
+        return np.asarray(at)
+
+    def _age_order(self) -> Ints:
+        # lexsort is stable and the blocks lie in tape order, so a tie goes to the smaller start.
+        return np.lexsort((self.last_used, -self.ranks)).astype(np.int64, copy=False)
+
+    def _score_order(self) -> Ints:
+        order = np.argsort(self.scores)
+        ranked = self.scores[order]
+        if (ranked[1:] == ranked[:-1]).any() or np.isnan(ranked[-2:]).sum() == 2:
+            return np.lexsort((self.last_used, self.scores, -self.ranks)).astype(np.int64, copy=False)
+        # No ties, as is usual for measured scores: age and place need not be looked at.
+        least_protected_first = np.argsort(-self.ranks[order].astype(np.int8), kind="stable")
+        return order[least_protected_first].astype(np.int64, copy=False)
 
     def _rank_of(self, index: int, order: Ints, by_score: bool) -> int:
-        """Where `index`, the last block, belongs in `order`: behind every block that is not less evictable."""
-
-        def key(i: int) -> tuple[float, ...]:
-            score = float(self.scores[i]) if by_score else 0.0
-            return (-int(self.ranks[i]), math.inf if math.isnan(score) else score, int(self.last_used[i]))
-
-        low, high, mine = 0, len(order), key(index)
+        """Where the block at `index` belongs in `order`: behind every block that is more evictable."""
+        low, high, mine = 0, len(order), self._key(index, by_score)
         while low < high:
             middle = (low + high) // 2
-            if key(int(order[middle])) <= mine:
+            if self._key(int(order[middle]), by_score) < mine:
                 low = middle + 1
             else:
                 high = middle
         return low
+
+    def _key(self, i: int, by_score: bool) -> tuple[float, ...]:
+        """What the block at `i` is ranked by, the place among all included: no two are equal."""
+        score = float(self.scores[i]) if by_score else 0.0
+        return (-int(self.ranks[i]), math.inf if math.isnan(score) else score, int(self.last_used[i]), i)
 
     def _read(self) -> None:
         blocks, n = self.blocks, len(self.blocks)
@@ -140,15 +171,19 @@ class BlockTable:
 
         try:
             self.ids, self.starts, self.stops = column(_ID), column(_START), column(_STOP)
-            self.last_used, flags = column(_USED), column(_FLAGS)
+            self.last_used = column(_USED)
         except OverflowError:
             wide = next(b for b in blocks if max(b.block_id, b.start, b.stop, abs(b.last_used)) >= 2**63)
             raise InvalidBlock(f"block {wide.block_id} [{wide.start}, {wide.stop}): a number past 63 bits") from None
-        self.ranks = np.fromiter(map(CLASS_RANK.__getitem__, map(_CLASS, blocks)), np.int64, n)
+        # Small numbers: bytes are read in two thirds of the time.
+        self.ranks = np.frombuffer(bytes(map(_RANK, blocks)), np.uint8).astype(np.int64)
+        try:
+            flags = np.frombuffer(bytes(map(_FLAGS, blocks)), np.uint8)
+        except ValueError:
+            odd = next(b for b in blocks if not 0 <= b.flags < 256)
+            raise InvalidBlock(f"block {odd.block_id} [{odd.start}, {odd.stop}): flags {int(odd.flags)}") from None
         self.own = (flags & PROTECTING != 0) | (self.ranks == 0)
-        scores = list(map(_SCORE, blocks))
-        n_none = scores.count(None)
-        self.scores = np.full(n, np.nan) if n_none == n else np.array(scores, dtype=np.float64)
+        self.scores, n_none = _read_scores(blocks)
         if np.count_nonzero(np.isfinite(self.scores)) != n - n_none:
             wrong = (b for b in blocks if b.score is not None and not math.isfinite(b.score))
             bad = min(wrong, key=_START)
@@ -176,8 +211,24 @@ class BlockTable:
 _COLUMNS = ("ids", "starts", "stops", "last_used", "ranks", "own", "scores")
 
 
+def _read_scores(blocks: list[Block]) -> tuple[Floats, int]:
+    """The scores, nan for those that have none, and how many have none."""
+    n = len(blocks)
+    if blocks and blocks[0].score is None:
+        n_none = list(map(_SCORE, blocks)).count(None)
+        if n_none == n:
+            return np.full(n, np.nan), n
+    scores = np.fromiter(map(_SCORE, blocks), np.float64, n)
+    whole = np.isfinite(scores).all()
+    return scores, 0 if whole else list(map(_SCORE, blocks)).count(None)
+
+
 def _check_block(block: Block, before: Block | None) -> None:
     if not 0 <= block.start < block.stop or block.block_id < 0:
         raise InvalidBlock(f"block {block.block_id} [{block.start}, {block.stop}) needs 0 <= start < stop and an id")
     if before is not None and block.start < before.stop:
-        raise OverlappingBlocks(f"block {block.block_id} [{block.start}, {block.stop}) overlaps {before}")
+        raise _overlap(block, before)
+
+
+def _overlap(block: Block, other: Block) -> OverlappingBlocks:
+    return OverlappingBlocks(f"block {block.block_id} [{block.start}, {block.stop}) overlaps {other}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from kvtape.planner import table as module
 from kvtape.planner.blocks import Block, CacheClass
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.plan import BadScore, InvalidBlock, OverlappingBlocks, StreamPolicy, plan_hot_set
 from kvtape.planner.table import BlockTable
 from support.block_lists import block_lists
 
-VOLATILE = CacheClass.VOLATILE
+VOLATILE, MAP = CacheClass.VOLATILE, CacheClass.REPO_MAP
 CAN = Capabilities(remove_middle=True, attention_scores=True)
 COLUMNS = ("ids", "starts", "stops", "last_used", "ranks", "own", "scores")
 
@@ -66,6 +68,24 @@ class CarriedTable(RuleBasedStateMachine):
         self.next_id = len(blocks)
 
     @rule(
+        picks=st.lists(st.tuples(st.integers(0, 99), st.integers(1, 2), st.sampled_from([None, 0.0, 0.5])), max_size=3)
+    )
+    def fill_holes(self, picks: list[tuple[int, int, float | None]]) -> None:
+        """Blocks that come back between others."""
+        new: list[Block] = []
+        for where, length, score in picks:
+            stops, starts = [0, *(b.stop for b in self.blocks)], [*(b.start for b in self.blocks), self.table.end + 9]
+            holes = [(a, b) for a, b in zip(stops, starts, strict=True) if b > a]
+            start, stop = holes[where % len(holes)]
+            if any(b.start < stop and start < b.stop for b in new):
+                continue
+            block = Block(self.next_id, start, min(stop, start + length), "user", MAP, last_used=where % 4, score=score)
+            self.next_id += 1
+            new.append(block)
+        self.table.insert(new)
+        self.blocks = sorted(self.blocks + new, key=lambda b: b.start)
+
+    @rule(
         skip=st.integers(0, 2),
         length=st.integers(1, 9),
         cache_class=st.sampled_from(list(CacheClass)),
@@ -76,16 +96,16 @@ class CarriedTable(RuleBasedStateMachine):
         at = self.table.end + skip
         block = Block(self.next_id, at, at + length, "user", cache_class, last_used=used, score=score)
         self.next_id += 1
-        self.table.append(block)
+        self.table.insert([block])
         self.blocks.append(block)
 
     @precondition(lambda self: self.blocks)
     @rule(used=st.integers(0, 3))
     def grow_the_last(self, used: int) -> None:
-        last = self.table.pop()
-        assert last is self.blocks.pop()
+        last = self.blocks.pop()
+        self.table.remove([last.block_id])
         grown = replace(last, stop=last.stop + 1, last_used=used)
-        self.table.append(grown)
+        self.table.insert([grown])
         self.blocks.append(grown)
 
     @rule(which=st.sets(st.integers(0, 11)))
@@ -100,11 +120,12 @@ class CarriedTable(RuleBasedStateMachine):
         known = self.blocks[which % len(self.blocks)]
         end = self.table.end
         with pytest.raises(InvalidBlock):
-            self.table.append(Block(known.block_id, end, end + 1, "user", VOLATILE))
-        with pytest.raises(OverlappingBlocks):
-            self.table.append(Block(self.next_id, end - 1, end + 1, "user", VOLATILE))
+            self.table.insert([Block(known.block_id, end, end + 1, "user", VOLATILE)])
+        for start, stop in ((end - 1, end + 1), (known.start, known.stop), (max(0, known.start - 1), known.start + 1)):
+            with pytest.raises(OverlappingBlocks):
+                self.table.insert([Block(self.next_id, start, stop, "user", VOLATILE)])
         with pytest.raises(BadScore):
-            self.table.append(Block(self.next_id, end, end + 1, "user", VOLATILE, score=float("nan")))
+            self.table.insert([Block(self.next_id, end, end + 1, "user", VOLATILE, score=float("nan"))])
         with pytest.raises(InvalidBlock, match=f"no block with id {self.next_id}"):
             self.table.remove([known.block_id, self.next_id])
 
@@ -128,7 +149,7 @@ def test_a_plan_does_not_change_with_its_table() -> None:
     table = BlockTable(blocks)
     found = plan_hot_set(table, budget=30, capabilities=CAN)
     table.remove([0, 1, 4])
-    table.append(Block(9, 60, 70, "user", VOLATILE))
+    table.insert([Block(9, 60, 70, "user", VOLATILE)])
     assert found == plan_hot_set(blocks, budget=30, capabilities=CAN)
     assert found.kept_blocks == tuple(blocks[3:])
 
@@ -142,3 +163,91 @@ def test_a_number_past_63_bits_is_refused(wide: dict[str, int]) -> None:
 def test_the_largest_numbers_are_taken() -> None:
     table = BlockTable([Block(2**63 - 1, 2**62, 2**63 - 1, "user", VOLATILE, last_used=-(2**63))])
     assert (table.ids[0], table.end) == (2**63 - 1, 2**63 - 1)
+
+
+class SortsCounted:
+    """numpy, with the size of everything that is sorted."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(np, name)
+        if name not in ("lexsort", "argsort", "sort"):
+            return found
+
+        def counted(values: Any, **rest: Any) -> Any:
+            self.sizes.append(len(values[0]) if name == "lexsort" else len(values))
+            return found(values, **rest)
+
+        return counted
+
+
+def many(n: int, scored: bool) -> list[Block]:
+    draws = np.random.default_rng(1).random(n).tolist()
+    return [
+        Block(i, 4 * i, 4 * i + 4, "user", VOLATILE, last_used=i // 40, score=x if scored else None)
+        for i, x in enumerate(draws)
+    ]
+
+
+@pytest.mark.parametrize("by_score", [False, True])
+def test_one_block_more_sorts_nothing_again(by_score: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "np", counted := SortsCounted())
+    blocks = many(4_096, by_score)
+    table = BlockTable(blocks)
+    plan_hot_set(table, budget=8_000, recent=1, capabilities=CAN)
+    assert sum(counted.sizes) <= 2 * len(blocks), "ranked once, when first planned"
+    counted.sizes.clear()
+    compared: list[int] = []
+    key = BlockTable._key
+
+    def noted(self: BlockTable, i: int, by: bool) -> tuple[float, ...]:
+        compared.append(i)
+        return key(self, i, by)
+
+    monkeypatch.setattr(BlockTable, "_key", noted)
+    new = Block(5_000, table.end, table.end + 4, "user", VOLATILE, last_used=7, score=0.5 if by_score else None)
+    table.insert([new])
+    table.remove([3])
+    found = plan_hot_set(table, budget=8_000, recent=1, capabilities=CAN)
+    assert [n for n in counted.sizes if n > 1] == []
+    assert len(compared) <= np.log2(len(blocks)) + 2
+    fresh = [*blocks[:3], *blocks[4:], new]
+    assert found == plan_hot_set(fresh, budget=8_000, recent=1, capabilities=CAN)
+
+
+@pytest.mark.parametrize("by_score", [False, True])
+def test_a_plan_takes_as_many_steps_for_many_blocks_as_for_few(by_score: bool) -> None:
+    """All that grows with the blocks is inside numpy: passes over arrays, and at most two sorts."""
+
+    def steps(n: int) -> int:
+        blocks, seen = many(n, by_score), 0
+
+        def count(frame: Any, event: str, argument: Any) -> None:
+            nonlocal seen
+            seen += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            plan_hot_set(blocks, budget=2 * n, recent=1, capabilities=CAN)
+        finally:
+            sys.setprofile(None)
+        return seen
+
+    assert steps(256) == steps(4_096)
+
+
+@pytest.mark.parametrize(
+    ("scores", "order"),
+    [
+        ([0.3, 0.1, 0.2], [1, 2, 0]),
+        ([0.2, 0.1, 0.2], [1, 2, 0]),
+        ([None, 0.1, None], [1, 2, 0]),
+        ([None, 0.3, 0.1], [2, 1, 0]),
+        ([0.0, 0.0, -0.0], [2, 1, 0]),
+    ],
+)
+def test_ties_go_by_age_whether_or_not_there_are_some(scores: list[float | None], order: list[int]) -> None:
+    blocks = [Block(i, i, i + 1, "user", VOLATILE, last_used=9 - i, score=s) for i, s in enumerate(scores)]
+    assert BlockTable(blocks).order(by_score=True).tolist() == order
