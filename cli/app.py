@@ -13,6 +13,7 @@ from typer.exceptions import Exit, TyperException
 
 from kvtape.cli import demo, diff, doctor, record, replay, show, sql, verify
 from kvtape.cli.errors import describe
+from kvtape.cli.eval import evaluate
 
 __all__ = ["app", "run"]
 
@@ -29,6 +30,7 @@ app = typer.Typer(
 
 for _verb in (demo.demo, record.record, replay.replay, show.show, sql.sql, verify.verify, diff.diff, doctor.doctor):
     app.command()(_verb)
+app.command("eval")(evaluate)
 
 
 def _print_version(asked: bool) -> None:

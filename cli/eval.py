@@ -1,0 +1,107 @@
+"""`kvtape eval`: does a policy keep what matters? Recall of a planted fact, likelihood of a long text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtape.cli.args import AnyModelPath, AsJson
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    task: Annotated[str, typer.Option("--task", metavar="T", help="needle or nll.")] = "needle",
+    model: AnyModelPath = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend",
+            metavar="SPEC",
+            help="llama or openvino[:key=value,...]; repeatable. Scored policies need scores=on. Default: "
+            "llama:scores=on.",
+            show_default=False,
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="SPEC",
+            help="A policy, repeatable; dense (none) is always there. One without a budget gets each --budget; "
+            "random without a seed draws with each trial's.",
+            show_default=False,
+        ),
+    ] = None,
+    budget: Annotated[
+        list[int] | None,
+        typer.Option("--budget", metavar="N", min=2, help="Tokens a policy may keep; repeatable.", show_default=False),
+    ] = None,
+    seeds: Annotated[str, typer.Option("--seeds", metavar="A:B", help="Seeds of the prompts, half open.")] = "0:20",
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens",
+            metavar="N",
+            min=16,
+            help="Length of the text. Default: 1000; nll: 8 x n_ctx.",
+            show_default=False,
+        ),
+    ] = None,
+    format_name: Annotated[str, typer.Option("--format", metavar="F", help="Of the needle: city or passkey.")] = "city",
+    needle_at: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--needle-at", metavar="R", help="sink, middle (default) or recent; repeatable.", show_default=False
+        ),
+    ] = None,
+    n_ctx: Annotated[
+        int | None,
+        typer.Option(
+            "--n-ctx", metavar="N", min=2, help="Context. Default: what is needed; nll: 256.", show_default=False
+        ),
+    ] = None,
+    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")] = 1,
+    chunk: Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="Tokens in one prefill call.")] = 512,
+    log: Annotated[
+        Path | None,
+        typer.Option("--log", metavar="OUT", help="Record every trial in a new log.", show_default=False),
+    ] = None,
+    content: Annotated[bool, typer.Option("--content", help="Store token ids in the log.")] = False,
+    timings: Annotated[bool, typer.Option("--timings", help="Seconds a trial, on stderr.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Run policies on the same prompts from the same cache, and say what each of them cost.
+
+    Recall comes with its 95 % interval. Two runs print the same bytes.
+
+    \b
+    Example:
+      kvtape eval --task needle --backend llama:scores=on --seeds 0:40 \\
+        --policy stream --policy snapkv:sink=4,recent=32,queries=probe,layers=17-23 \\
+        --budget 128 --budget 256
+    """
+    from kvtape.cli.evaluation import Asked, run
+
+    return run(
+        Asked(
+            task=task,
+            model=model,
+            backends=tuple(backend or ["llama:scores=on"]),
+            policies=tuple(policy or []),
+            budgets=tuple(budget or []),
+            seeds=seeds,
+            tokens=tokens,
+            format_name=format_name,
+            where=tuple(needle_at or ["middle"]),
+            n_ctx=n_ctx,
+            threads=threads,
+            chunk=chunk,
+            log=log,
+            content=content,
+            timings=timings,
+            as_json=as_json,
+        )
+    )

@@ -1,0 +1,188 @@
+"""The needle task: does the model still find a fact in what a policy kept?
+
+The order is strict, and the log shows it. Once for each prompt: prefill the context, snapshot. Then for each policy:
+restore; score (the question as a probe that leaves nothing, where the policy asks for one); plan and evict down to the
+budget; and only then compute the question over what is left, and let the model answer. A budget counts what is kept of
+the context; question and answer come on top of it, and nothing is evicted for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvtape.backends.errors import UsageError
+from kvtape.backends.session import Session
+from kvtape.eval.candidates import Candidate
+from kvtape.eval.needles import is_correct
+from kvtape.eval.places import Regions
+from kvtape.eval.prompts import NeedlePrompt, needle_prompt
+from kvtape.eval.targets import Target, World
+from kvtape.planner.rows import TrialRow
+from kvtape.planner.specs import parse_policy
+
+__all__ = ["NeedleTask", "NeedleTrial", "Progress", "prepare", "prompts_of", "run_needle", "run_prompt"]
+
+Progress = Callable[[int, int, str], None]
+"""Called with trials done, trials in all, and what runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class NeedleTask:
+    """`seeds` one prompt each and region; `n_tokens` of the context at most. `n_ctx` None: as much as is needed."""
+
+    format_name: str
+    seeds: tuple[int, ...]
+    where: tuple[str, ...]
+    regions: Regions
+    n_tokens: int
+    n_ctx: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NeedleTrial:
+    """One answer. `kept`: tokens of the context that were resident when the question came; `whole_needle`: whether
+    all of the fact was. `scored`: whether the plan had scores; None where the policy asks for none."""
+
+    backend: str
+    candidate: Candidate
+    region: str
+    seed: int
+    correct: bool
+    said: str
+    kept: int
+    whole_needle: bool
+    scored: bool | None
+    elapsed_ns: int
+
+
+def prompts_of(task: NeedleTask, target: Target) -> list[NeedlePrompt]:
+    """Every prompt of the task in the target's tokens, all of them before anything is computed.
+
+    Raises UsageError when one does not fit the context or the model.
+    """
+    prompts = [
+        needle_prompt(
+            target.engine.tokenize,
+            format_name=task.format_name,
+            seed=seed,
+            region=region,
+            regions=task.regions,
+            n_tokens=task.n_tokens,
+        )
+        for region in task.where
+        for seed in task.seeds
+    ]
+    trained, needed = target.engine.facts.n_ctx_train, _context_for(prompts)
+    for what, limit in (("the model was trained on", trained), ("--n-ctx is", task.n_ctx)):
+        if limit is not None and needed > limit:
+            raise UsageError(f"prompt, question and answer need {needed} tokens, {what} {limit}; lower --tokens")
+    return prompts
+
+
+def prepare(task: NeedleTask, targets: Sequence[Target], candidates: Sequence[Candidate]) -> list[list[NeedlePrompt]]:
+    """The prompts of each target. Raises UsageError or SpecError for a task that cannot be run."""
+    for candidate in candidates:
+        if candidate.budget is not None and candidate.budget >= task.n_tokens:
+            raise UsageError(
+                f"policy {candidate.label}: a budget of {candidate.budget} evicts nothing of a context of at most "
+                f"{task.n_tokens} tokens; lower the budget or raise --tokens"
+            )
+    prompts = [prompts_of(task, target) for target in targets]
+    for of_target in prompts:
+        for candidate in candidates:
+            candidate.policy.check_context(task.n_ctx or _context_for(of_target))
+    return prompts
+
+
+def run_needle(
+    task: NeedleTask,
+    targets: Sequence[Target],
+    prompts: Sequence[Sequence[NeedlePrompt]],
+    candidates: Sequence[Candidate],
+    world: World,
+    progress: Progress = lambda done, total, what: None,
+) -> list[NeedleTrial]:
+    """Every candidate on every prompt of every target; `prompts` from `prepare`."""
+    total = sum(map(len, prompts)) * len(candidates)
+    done: list[NeedleTrial] = []
+    for number, (target, of_target) in enumerate(zip(targets, prompts, strict=True)):
+        n_ctx = task.n_ctx or _context_for(of_target)
+        for prompt in of_target:
+            session_id = f"{target.engine.name}-{number}-{prompt.region}-{prompt.seed}"
+            for trial in run_prompt(prompt, target, candidates, world, session_id, n_ctx):
+                done.append(trial)
+                progress(len(done), total, f"{target.spec} seed {prompt.seed}")
+    return done
+
+
+def run_prompt(
+    prompt: NeedlePrompt, target: Target, candidates: Sequence[Candidate], world: World, session_id: str, n_ctx: int
+) -> Iterator[NeedleTrial]:
+    """One session: the context computed once, then each candidate from the same state."""
+    dense = parse_policy(f"none:block={candidates[0].policy.block}")
+    with world.session(target, dense, session_id, n_ctx) as session:
+        session.ensure_prefix(prompt.context, need_logits=False)
+        saved = session.snapshot()
+        for candidate in candidates:
+            session.restore(saved)
+            yield _trial(session, prompt, candidate, target, world, session_id)
+            session.set_policy(dense)
+
+
+def _trial(
+    session: Session, prompt: NeedlePrompt, candidate: Candidate, target: Target, world: World, session_id: str
+) -> NeedleTrial:
+    began = world.clock.now_ns()
+    policy = candidate.policy_of(prompt.seed)
+    dense = parse_policy(f"none:block={policy.block}")
+    can_score = bool(session.explain().capabilities["attention_scores"])
+    request = policy.score_request
+    session.set_policy(policy)
+    if request is not None and request.kind == "probe" and can_score:
+        session.score(prompt.question)
+    if candidate.budget is not None:
+        session.plan_now(candidate.budget + 1)
+    resident = session.resident
+    # What the policy decided is decided: question and answer are computed over it, and nothing more is evicted.
+    session.set_policy(dense)
+    session.prefill_suffix(prompt.question)
+    answer = session.decode(prompt.answer_tokens).tokens
+    said = target.engine.detokenize(answer)
+    correct = is_correct(prompt.needle, said)
+    world.sink.add_trials(
+        [
+            TrialRow(
+                run_id=world.run_id,
+                trial=world.number(),
+                session_id=session_id,
+                task="needle",
+                policy=policy.canonical,
+                budget_tokens=candidate.budget,
+                seed=prompt.seed,
+                region=prompt.region,
+                start=prompt.start,
+                stop=prompt.stop,
+                expected=prompt.needle.answer,
+                answer=said,
+                correct=correct,
+                n_tokens=len(answer),
+            )
+        ]
+    )
+    return NeedleTrial(
+        backend=target.spec,
+        candidate=candidate,
+        region=prompt.region,
+        seed=prompt.seed,
+        correct=correct,
+        said=said,
+        kept=resident.n_tokens,
+        whole_needle=all(t in resident for t in range(prompt.start, prompt.stop)),
+        scored=can_score if candidate.wants_scores else None,
+        elapsed_ns=world.clock.now_ns() - began,
+    )
+
+
+def _context_for(prompts: Sequence[NeedlePrompt]) -> int:
+    return max(len(p.context) + len(p.question) + p.answer_tokens for p in prompts)

@@ -1,0 +1,88 @@
+"""What an evaluation runs on, and where its events and results go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from kvtape.backends.protocol import Clock, Engine, EventSink, SessionConfig
+from kvtape.backends.session import Session
+from kvtape.planner.events import Event
+from kvtape.planner.rows import BlockRow, PlanRow, ScoreRow, SessionRow, TrialRow
+from kvtape.planner.specs import PolicySpec
+
+__all__ = ["NullSink", "Target", "TrialSink", "World"]
+
+
+class TrialSink(EventSink, Protocol):
+    """A log that also takes the outcome of trials (`traces.recorder.Recorder`)."""
+
+    def add_trials(self, rows: Sequence[TrialRow]) -> None: ...
+
+
+class NullSink:
+    """Keeps nothing: an evaluation without a log."""
+
+    def open_session(self, row: SessionRow) -> None:
+        pass
+
+    def record(
+        self,
+        event: Event,
+        *,
+        tokens: Sequence[int] | None = None,
+        plan: PlanRow | None = None,
+        blocks: Sequence[BlockRow] = (),
+        scores: Sequence[ScoreRow] = (),
+    ) -> None:
+        pass
+
+    def add_trials(self, rows: Sequence[TrialRow]) -> None:
+        pass
+
+    def flush(self) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A loaded engine: `spec` as asked; `config.n_ctx` is set by the task; `evict_by` as in `Session`."""
+
+    spec: str
+    engine: Engine
+    config: SessionConfig
+    evict_by: str = "native"
+
+
+@dataclass(slots=True)
+class World:
+    """What the trials of one run share: the log, the clock, and the number of the next trial."""
+
+    sink: TrialSink
+    clock: Clock
+    run_id: str
+    content: bool = False
+    next_trial: int = 0
+
+    def session(self, target: Target, policy: PolicySpec, session_id: str, n_ctx: int) -> Session:
+        """A session on a context of its own. Raises UsageError, UnsupportedOperation, EnvironmentProblem."""
+        backend = target.engine.open(replace(target.config, n_ctx=n_ctx))
+        try:
+            return Session(
+                backend,
+                policy,
+                self.sink,
+                self.clock,
+                run_id=self.run_id,
+                session_id=session_id,
+                content=self.content,
+                evict_by=target.evict_by,
+            )
+        except BaseException:
+            backend.close()
+            raise
+
+    def number(self) -> int:
+        self.next_trial += 1
+        return self.next_trial - 1
