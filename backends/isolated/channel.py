@@ -184,7 +184,7 @@ class Channel:
         except (OSError, EOFError):
             if self._closed:
                 raise SessionClosed(f"{operation}: the session was closed meanwhile") from None
-            self._lose(f"{self._host.how_it_ended()} in {operation}")
+            self._lose(self._host.how_it_ended(operation))
         except (WireError, MemoryError) as err:
             self._host.kill()
             self._lose(f"gave an answer that makes no sense in {operation} and was killed: {err}")

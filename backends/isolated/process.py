@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import signal
 import socket
 import struct
@@ -32,6 +33,7 @@ _MODULE: Final = "kvtape.backends.isolated.host"
 _CANCEL: Final = struct.Struct("<Q")
 _REAP_SECONDS: Final = 10.0
 _TAIL_SECONDS: Final = 2.0
+_FOLDERS: Final = re.compile(r"/(?:[^\s/:]+/)+")
 # Set where the environment has no opinion: threads that spin, or that fight each other for the cores, slow every
 # engine down, and both are read before an engine could say so itself.
 _QUIET: Final = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1", "GGML_NO_BACKTRACE": "1"}
@@ -104,19 +106,20 @@ class HostProcess:
         self._process.kill()
         self._process.wait()
 
-    def how_it_ended(self) -> str:
-        """'died of SIGSEGV (GGML_ASSERT(..) failed)': waits for the end, which a closed socket has announced."""
+    def how_it_ended(self, operation: str) -> str:
+        """'died of SIGABRT in evict: ggml.c:88: GGML_ASSERT(..)': waits for the end, which a closed socket announced.
+
+        Without process or thread ids and folders: the text goes into logs that must repeat.
+        """
         try:
             code = self._process.wait(_REAP_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-            return "closed its connection and had to be killed"
+            return f"closed its connection in {operation} and was killed"
+        how = f"ended with exit code {code}" if code >= 0 else f"died of {_signal_name(-code)}"
+        hint = " (as the kernel does when memory runs out)" if -code == signal.SIGKILL else ""
         last = self._tail.last_line()
-        quoted = f" ({last})" if last else ""
-        if code >= 0:
-            return f"ended with exit code {code}{quoted}"
-        hint = "" if -code != signal.SIGKILL else ", as the kernel does when memory runs out"
-        return f"died of {_signal_name(-code)}{hint}{quoted}"
+        return f"{how} in {operation}{hint}" + (f": {last}" if last else "")
 
     def close(self) -> None:
         """Let it free its engines and end, kill it when it does not. Idempotent."""
@@ -140,7 +143,7 @@ class HostProcess:
         except (EOFError, OSError, WireError) as err:
             how = f"not ready after {self.limits.start:g} s"
             if not isinstance(err, TimeoutError):
-                how = self.how_it_ended()
+                how = self.how_it_ended("its start")
             self._end()
             raise EnvironmentProblem(f"the engine host does not start: {how}") from None
         except BaseException:
@@ -150,7 +153,7 @@ class HostProcess:
 
 
 class _Tail:
-    """The last of what a process writes to stderr."""
+    """The last of what a process writes to stderr, as far back as 16 reads."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stderr is not None
@@ -163,7 +166,8 @@ class _Tail:
         """Of what was written until the end of the process; at most 200 characters."""
         self._thread.join(_TAIL_SECONDS)
         text = b"".join(self._chunks).decode("utf-8", "replace")
-        return next((line.strip()[:200] for line in reversed(text.splitlines()) if line.strip()), "")
+        last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+        return _FOLDERS.sub("", last)[:200]
 
     def _drain(self) -> None:
         with self._stream:
