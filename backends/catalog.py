@@ -10,9 +10,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from kvtape.backends.resident_table import ResidentTable
 from kvtape.planner.blocks import NO_FLAGS, Block, CacheClass, Flag
 from kvtape.planner.events import BlockRef
 from kvtape.planner.ranges import RangeSet
+from kvtape.planner.table import BlockTable
 
 __all__ = ["BlockCatalog", "CatalogState", "SegmentKind", "Stretch"]
 
@@ -54,6 +56,7 @@ class BlockCatalog:
         self._entries: list[_Entry] = []
         self._starts: list[int] = []
         self._next_id = 0
+        self._resident = ResidentTable()
 
     @property
     def tape_length(self) -> int:
@@ -78,6 +81,7 @@ class BlockCatalog:
                 at = min(end, last.block.stop + room)
                 grown = replace(last.block, stop=at, last_used=clock)
                 self._entries[-1] = _Entry(grown, origin)
+                self._resident.note(grown.block_id, grown)
                 changed.append(grown)
         while at < end:
             stop = min(end, self._grid_stop(at, origin))
@@ -101,12 +105,13 @@ class BlockCatalog:
     def truncate(self, tape_stop: int) -> list[Block]:
         """Cut the blocks at `tape_stop`; a block that straddles it gets a new id and is returned."""
         while self._entries and self._entries[-1].block.start >= tape_stop:
-            self._entries.pop()
+            self._resident.note(self._entries.pop().block.block_id, None)
             self._starts.pop()
         if self._entries and self._entries[-1].block.stop > tape_stop:
             entry = self._entries[-1]
             shorter = replace(entry.block, block_id=self._take_id(), stop=tape_stop)
             self._entries[-1] = _Entry(shorter, entry.origin)
+            self._replaced(entry.block, shorter)
             return [shorter]
         return []
 
@@ -116,7 +121,7 @@ class BlockCatalog:
         Parts of a cut block get new ids. Returns those parts.
         """
         borders = sorted({b for pair in ranges for b in pair})
-        made: list[Block] = []
+        made: dict[int, Block] = {}
         for border in borders:
             i = bisect_right(self._starts, border) - 1
             if i < 0:
@@ -128,9 +133,10 @@ class BlockCatalog:
             right = replace(entry.block, block_id=self._take_id(), start=border)
             self._entries[i : i + 1] = [_Entry(left, entry.origin), _Entry(right, entry.origin)]
             self._starts[i : i + 1] = [left.start, right.start]
-            made += [left, right]
-        alive = {e.block.block_id for e in self._entries}
-        return [b for b in made if b.block_id in alive]
+            self._replaced(entry.block, left, right)
+            made.pop(entry.block.block_id, None)
+            made |= {left.block_id: left, right.block_id: right}
+        return list(made.values())
 
     def inside(self, start: int, stop: int) -> list[Block]:
         """The blocks that overlap `[start, stop)`."""
@@ -152,6 +158,10 @@ class BlockCatalog:
             found += self.inside(r.start, r.stop)
         return found
 
+    def resident_table(self, ranges: RangeSet) -> BlockTable:
+        """`resident` as a table that is carried along from call to call; not to be changed."""
+        return self._resident.at(ranges, self.inside)
+
     def touch(self, start: int, stop: int, clock: int, *, retrieved: bool = False) -> None:
         """Mark the blocks of `[start, stop)` as used at logical time `clock`, and as back from the cold store."""
         flag = Flag.RETRIEVED if retrieved else NO_FLAGS
@@ -168,7 +178,9 @@ class BlockCatalog:
         while i < len(self._entries) and self._entries[i].block.start < stop:
             entry = self._entries[i]
             if entry.block.stop > start:
-                self._entries[i] = _Entry(change(entry.block), entry.origin)
+                changed = change(entry.block)
+                self._entries[i] = _Entry(changed, entry.origin)
+                self._resident.note(changed.block_id, changed)
             i += 1
 
     def copy_blocks(self) -> CatalogState:
@@ -178,6 +190,7 @@ class BlockCatalog:
     def restore_blocks(self, saved: CatalogState) -> None:
         self._entries = list(saved)
         self._starts = [e.block.start for e in saved]
+        self._resident.forget()
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the blocks do not tile the tape or an id occurs twice."""
@@ -204,7 +217,13 @@ class BlockCatalog:
         )
         self._entries.append(_Entry(block, origin))
         self._starts.append(start)
+        self._resident.note(block.block_id, block)
         return block
+
+    def _replaced(self, block: Block, *parts: Block) -> None:
+        self._resident.note(block.block_id, None)
+        for part in parts:
+            self._resident.note(part.block_id, part)
 
     def _take_id(self) -> int:
         self._next_id += 1

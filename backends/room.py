@@ -61,12 +61,13 @@ def _why_full(parts: Parts) -> str:
 
 def _plan_and_evict(parts: Parts, incoming: int, limit: int, trigger: str) -> None:
     began = parts.now()
-    blocks = parts.catalog.resident(parts.state.resident)
-    if not blocks:
+    table = parts.catalog.resident_table(parts.state.resident)
+    if not table.blocks:
         return
     budget = max(1, limit - incoming)
+    scored = scoring.scored(parts, table.blocks)
     plan = parts.policy.plan(
-        scoring.scored(parts, blocks),
+        table if scored is table.blocks else scored,
         budget=budget,
         capabilities=parts.backend.capabilities,
         allow_recompute=parts.allow_recompute,

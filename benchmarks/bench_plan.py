@@ -3,9 +3,11 @@
     python benchmarks/bench_plan.py [--runs N]
 
 table_ms    `plan_hot_set` on a `BlockTable` that a session carries along, one block appended since the last plan:
-            the appending is in the figure. The promise speaks of this one
+            the appending is in the figure
 first_ms    the same on a table that has not planned yet: everything is ranked once
-list_ms     `plan_hot_set` on a list of `Block`: read, checked and ranked every time
+list_ms     `plan_hot_set` on a list of `Block`: read, checked and ranked every time. Held to the promise too
+session_ms  a step of a session: a token more in the catalog, its table put right, the plan, the evicted split off;
+            not for scores, which are new for every block at every plan
 objects_ms  reading `plan.evict` and `plan.keep` as objects, on top of any of them
 plain_ms    the straightforward Python version (plain_plan.py) on the same blocks; the same blocks go
 
@@ -25,9 +27,11 @@ from dataclasses import replace
 import numpy as np
 from plain_plan import plain_plan
 
+from kvtape.backends.catalog import BlockCatalog, SegmentKind
 from kvtape.planner.blocks import Block, CacheClass
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.plan import Plan, StreamPolicy, plan_hot_set
+from kvtape.planner.ranges import RangeSet
 from kvtape.planner.table import BlockTable
 
 BLOCK = 32
@@ -56,6 +60,27 @@ def median_ms(action: Callable[[], object], runs: int) -> float:
     return statistics.median(seconds) * 1e3
 
 
+def session_steps(tokens: int, path: str) -> Callable[[], None]:
+    """One token in and, when it does not fit, one or one block out: the same blocks as a `BlockCatalog` holds them."""
+    kind = SegmentKind("user", CacheClass.VOLATILE)
+    catalog, resident, tape = BlockCatalog(BLOCK), RangeSet([(0, tokens)]), tokens
+    catalog.extend(tokens, kind, new_segment=True, clock=0)
+    stream = StreamPolicy(SINK, tokens - SINK - 1) if path == "stream" else None
+
+    def step() -> None:
+        nonlocal resident, tape
+        catalog.extend(1, kind, new_segment=False, clock=1)
+        tape, resident = tape + 1, resident | RangeSet([(tape, tape + 1)])
+        table = catalog.resident_table(resident)
+        found = plan_hot_set(table, budget=tokens, recent=1, stream=stream, split=path == "stream", capabilities=CAN)
+        gone = [(r.start, r.stop) for r in found.evict]
+        catalog.split(gone)
+        resident -= RangeSet(gone)
+
+    step()
+    return step
+
+
 def measure(tokens: int, path: str, runs: int) -> bool:
     blocks = blocks_of(tokens, path == "scored")
     budget, stream = tokens // 4, StreamPolicy(SINK, RECENT) if path == "stream" else None
@@ -77,7 +102,8 @@ def measure(tokens: int, path: str, runs: int) -> bool:
     )
     assert [r.block_id for r in plan(blocks).evict] == plain()[1], "both versions evict the same blocks"
     plan(table)
-    figures = {
+    figures = {} if path == "scored" else {"session_ms": median_ms(session_steps(tokens, path), runs)}
+    figures |= {
         "table_ms": median_ms(one_more, runs),
         "first_ms": median_ms(lambda: plan(next(fresh)), runs),
         "list_ms": median_ms(lambda: plan(blocks), runs),
@@ -99,7 +125,7 @@ def measure(tokens: int, path: str, runs: int) -> bool:
         ),
         flush=True,
     )
-    return figures["table_ms"] <= limit
+    return max(figures["table_ms"], figures["list_ms"], figures.get("session_ms", 0.0)) <= limit
 
 
 def main() -> int:

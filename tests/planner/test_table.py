@@ -18,6 +18,7 @@ from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.plan import BadScore, InvalidBlock, OverlappingBlocks, StreamPolicy, plan_hot_set
 from kvtape.planner.table import BlockTable
 from support.block_lists import block_lists
+from support.counted_numpy import CountedNumpy
 
 VOLATILE, MAP = CacheClass.VOLATILE, CacheClass.REPO_MAP
 CAN = Capabilities(remove_middle=True, attention_scores=True)
@@ -165,24 +166,6 @@ def test_the_largest_numbers_are_taken() -> None:
     assert (table.ids[0], table.end) == (2**63 - 1, 2**63 - 1)
 
 
-class SortsCounted:
-    """numpy, with the size of everything that is sorted."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(np, name)
-        if name not in ("lexsort", "argsort", "sort"):
-            return found
-
-        def counted(values: Any, **rest: Any) -> Any:
-            self.sizes.append(len(values[0]) if name == "lexsort" else len(values))
-            return found(values, **rest)
-
-        return counted
-
-
 def many(n: int, scored: bool) -> list[Block]:
     draws = np.random.default_rng(1).random(n).tolist()
     return [
@@ -193,7 +176,7 @@ def many(n: int, scored: bool) -> list[Block]:
 
 @pytest.mark.parametrize("by_score", [False, True])
 def test_one_block_more_sorts_nothing_again(by_score: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "np", counted := SortsCounted())
+    monkeypatch.setattr(module, "np", counted := CountedNumpy())
     blocks = many(4_096, by_score)
     table = BlockTable(blocks)
     plan_hot_set(table, budget=8_000, recent=1, capabilities=CAN)
