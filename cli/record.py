@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvtape.cli.args import AnyModelPath, AsJson
+from kvtape.cli.isolation import Deadline, Isolate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,8 @@ def record(
     ] = 0,
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")] = 1,
     chunk: Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="Tokens in one prefill call.")] = 512,
+    isolate: Isolate = False,
+    deadline: Deadline = None,
     as_json: AsJson = False,
 ) -> int:
     """Run a text or a chat and write every cache operation to a log.
@@ -61,7 +64,7 @@ def record(
 
     from kvtape.backends.errors import UsageError
     from kvtape.backends.protocol import SessionConfig
-    from kvtape.backends.registry import open_engine
+    from kvtape.cli.isolation import engine_opener
     from kvtape.cli.models import demo_model
     from kvtape.cli.prompts import chat_script, read_chat, read_text, text_script
     from kvtape.cli.recording import require_new
@@ -78,6 +81,7 @@ def record(
         make = partial(chat_script, messages=read_chat(chat), decode=decode)
     else:
         make = partial(text_script, text=read_text(text or "-"), decode=decode)
+    open_engine = engine_opener(isolate=isolate, deadline=deadline)
     require_new(log)
     engine = open_engine(target.engine, model if model is not None else demo_model(), target.options)
     try:
@@ -89,8 +93,9 @@ def record(
             cold_budget_bytes=cold_bytes,
             options=target.options,
         )
+        asked = {"verb": "record", "backend": backend} | ({"isolate": True} if isolate else {})
         return _run(
-            log, engine, make(engine), config, spec, backend=backend, way=target.way, content=content, as_json=as_json
+            log, engine, make(engine), config, spec, asked=asked, way=target.way, content=content, as_json=as_json
         )
     finally:
         engine.close()
@@ -103,7 +108,7 @@ def _run(
     config: SessionConfig,
     policy: PolicySpec,
     *,
-    backend: str,
+    asked: dict[str, Any],
     way: str,
     content: bool,
     as_json: bool,
@@ -118,9 +123,7 @@ def _run(
 
     kv = _open(engine, config, policy, script, way)
     clock = MonotonicClock()
-    asked = {
-        "verb": "record",
-        "backend": backend,
+    asked = asked | {
         "policy": policy.canonical,
         "n_ctx": config.n_ctx,
         "chunk": config.chunk,

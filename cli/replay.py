@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvtape.cli.args import AsJson, LogPath, ModelPath
+from kvtape.cli.isolation import Deadline, Isolate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kvtape.cli.isolation import OpenEngine
     from kvtape.cli.output import Section
     from kvtape.replay.report import ReplayReport
     from kvtape.traces.reader import Log
@@ -42,6 +44,8 @@ def replay(
         typer.Option("--on", metavar="SPEC", help="llama or openvino[:key=value,...]; repeatable.", show_default=False),
     ],
     model: ModelPath = None,
+    isolate: Isolate = False,
+    deadline: Deadline = None,
     as_json: AsJson = False,
 ) -> int:
     """Carry a log out again and compare what each engine holds.
@@ -53,18 +57,21 @@ def replay(
     Example:
       kvtape replay demo-out/demo.duckdb --on llama --on openvino:way=recompute
     """
+    from kvtape.cli.isolation import engine_opener
     from kvtape.cli.logs import opened
     from kvtape.cli.output import emit
 
+    open_engine = engine_opener(isolate=isolate, deadline=deadline)
     with opened(log) as tape:
-        report = replay_log(tape, on, model)
+        report = replay_log(tape, on, model, open_engine)
     body = report.to_json()
     emit("replay", body, replay_sections(body), as_json=as_json)
     return 0 if body["equal"] else 1
 
 
-def replay_log(tape: Log, on: list[str], model: Path | None) -> ReplayReport:
+def replay_log(tape: Log, on: list[str], model: Path | None, open_engine: OpenEngine | None = None) -> ReplayReport:
     """Replay the log's default run, with progress on stderr. Raises UsageError when the model is not to be found."""
+    from kvtape.backends.registry import open_engine as in_process
     from kvtape.cli.models import model_for_log
     from kvtape.cli.progress import progress
     from kvtape.replay.replayer import replay as run
@@ -76,6 +83,7 @@ def replay_log(tape: Log, on: list[str], model: Path | None) -> ReplayReport:
             tape,
             on,
             model_path=path,
+            open_engine=open_engine or in_process,
             progress=lambda session, seq, total: shown.update(seq, total, session),
         )
 
