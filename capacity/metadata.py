@@ -1,0 +1,90 @@
+"""A model's metadata as a flat map of GGUF keys, from a GGUF file or a JSON file, read with types that are checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtape.capacity.errors import ModelFileError
+from kvtape.capacity.gguf_file import open_gguf
+
+__all__ = ["Metadata", "metadata_from_gguf", "metadata_from_json"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """Values by GGUF key; keys given to the methods lack the architecture's prefix. `source` is named in errors."""
+
+    values: Mapping[str, Any]
+    source: str
+
+    @property
+    def arch(self) -> str:
+        """`general.architecture`. Raises ModelFileError where it is missing."""
+        arch = self.values.get("general.architecture")
+        if not isinstance(arch, str) or not arch:
+            raise ModelFileError(f"{self.source}: general.architecture is missing; the keys of a GGUF model are needed")
+        return arch
+
+    def has(self, key: str) -> bool:
+        return f"{self.arch}.{key}" in self.values
+
+    def get(self, key: str) -> Any:
+        """The raw value; None where the key is missing."""
+        return self.values.get(f"{self.arch}.{key}")
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A scalar >= 0. Raises ModelFileError where it is missing without a default, or something else."""
+        value = self.get(key)
+        if value is None:
+            if default is None:
+                raise ModelFileError(f"{self.source}: {self.arch}.{key} is missing; a decoder's metadata has it")
+            return default
+        return self._whole(key, value)
+
+    def per_layer(self, key: str, n_layers: int, default: int | None = None) -> tuple[int, ...]:
+        """A value for each layer: a scalar counts for all, an array has one entry for each. Raises ModelFileError."""
+        value = self.get(key)
+        if not isinstance(value, list | tuple):
+            return (self.integer(key, default),) * n_layers
+        if len(value) != n_layers:
+            raise ModelFileError(
+                f"{self.source}: {self.arch}.{key} has {len(value)} entries for {n_layers} layers; the file is damaged"
+            )
+        return tuple(self._whole(key, entry) for entry in value)
+
+    def _whole(self, key: str, value: Any) -> int:
+        number = int(value) if isinstance(value, int | float) and value == int(value) else -1
+        if number < 0:
+            raise ModelFileError(f"{self.source}: {self.arch}.{key} is {value!r}; a whole number from 0 on is needed")
+        return number
+
+
+def metadata_from_gguf(path: str | Path) -> tuple[Metadata, int]:
+    """The metadata of a GGUF without its vocabulary, and the bytes of its tensors. Raises ModelFileError."""
+    reader = open_gguf(path)
+    values = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.")}
+    return Metadata(values, str(path)), sum(int(tensor.n_bytes) for tensor in reader.tensors)
+
+
+def metadata_from_json(path: str | Path) -> Metadata:
+    """A JSON object of GGUF keys, values as in the file. Raises ModelFileError for anything else."""
+    file = Path(path)
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelFileError(f"{file}: no such metadata file; give a JSON map of GGUF keys") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as err:
+        raise ModelFileError(f"{file}: not JSON ({err}); give a flat map of GGUF keys") from None
+    if not isinstance(values, dict) or not all(_is_flat(value) for value in values.values()):
+        raise ModelFileError(f"{file}: not a flat map of GGUF keys to numbers, texts and lists of them")
+    return Metadata(values, str(file))
+
+
+def _is_flat(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(entry, str | int | float | bool) for entry in value)
+    return value is None or isinstance(value, str | int | float | bool)
