@@ -1,0 +1,176 @@
+"""`import_trace`: files of one format into a new log.
+
+Everything is read and checked before the log is begun, so a bad line anywhere leaves no log behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvtape.planner.rows import RunRow
+from kvtape.traces.errors import TraceError
+from kvtape.traces.importers.events import EventMaker
+from kvtape.traces.importers.notes import Notes, Warned
+from kvtape.traces.importers.protocol import Asked, Reader, Record
+from kvtape.traces.importers.registry import AUTO, reader_for
+from kvtape.traces.importers.source import Source
+from kvtape.traces.importers.writing import Batch, arrow_rows, write_new_log
+
+__all__ = ["ImportResult", "Trace", "import_trace", "read_trace"]
+
+_BATCH_EVENTS = 262_144
+_DAY_NS = 86_400 * 10**9
+_LONG_NS, _SHORT_NS = 62 * _DAY_NS, 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ImportResult:
+    """`rows`: requests or events of the source. `duplicates`: rows that were there before, byte for byte."""
+
+    format: str
+    rows: int
+    sessions: int
+    events: int
+    duplicates: int
+    folded: int
+    span_ns: int
+    warnings: list[Warned]
+
+
+@dataclass(slots=True)
+class Trace:
+    """What was read of all files."""
+
+    reader: Reader
+    records: list[tuple[Record, str]] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    duplicates: int = 0
+
+
+def import_trace(
+    files: Sequence[str | Path],
+    log: Path,
+    *,
+    kvtape_version: str,
+    format_name: str = AUTO,
+    asked: Asked | None = None,
+    content: bool = False,
+) -> ImportResult:
+    """Import `files` (`-` is stdin), all of one format, as one run of kind `import` into the new, sealed log.
+
+    Raises SourceRejected for what cannot be read, LogExists, LogWriteFailed. In each case there is no log.
+    """
+    asked = asked or Asked()
+    notes = Notes()
+    trace = read_trace(files, format_name, asked, notes)
+    times = [record.at_ns for record, _ in trace.records]
+    zero, last = min(times), max(times)
+    _check_span(trace, last - zero, notes)
+    run = _run_row(trace, zero, asked, kvtape_version=kvtape_version, content=content)
+    counts = {"events": 0, "sessions": 0}
+
+    def batches(key: bytes) -> Iterator[Batch]:
+        maker = EventMaker(run.run_id, trace.reader.name, zero, key, content=content)
+        for batch in _batches(trace.records, maker):
+            counts["events"] += batch["events"].num_rows if "events" in batch else 0
+            yield batch
+        counts["sessions"] = maker.n_sessions
+
+    write_new_log(log, run, batches)
+    return ImportResult(
+        format=trace.reader.name,
+        rows=len(trace.records) + notes.folded,
+        sessions=counts["sessions"],
+        events=counts["events"],
+        duplicates=trace.duplicates,
+        folded=notes.folded,
+        span_ns=last - zero,
+        warnings=notes.warnings(),
+    )
+
+
+def read_trace(files: Sequence[str | Path], format_name: str, asked: Asked, notes: Notes) -> Trace:
+    """Every record with the session it belongs to, in the order in which it will be written. Raises SourceRejected."""
+    trace: Trace | None = None
+    for file in files:
+        with Source(file) as source:
+            reader = reader_for(format_name, source)
+            if trace is None:
+                trace = Trace(reader)
+            elif reader.name != trace.reader.name:
+                what = f"is of format {reader.name}, the files before it of {trace.reader.name}"
+                raise source.rejected(None, what, "import one format at a time", whole=True)
+            own = f"{source.stem}:" if len(files) > 1 else ""
+            trace.records += [(r, _session_id(r, own)) for r in reader.read(source, notes, asked)]
+            trace.digests.append(source.digest())
+            trace.duplicates += len(source.repeated)
+            if source.repeated:
+                text = "left out" if asked.drop_duplicates else "kept, --drop-duplicates leaves them out"
+                text = f"rows that were there before, byte for byte; {text}"
+                notes.warn("duplicate_rows", source.name, source.repeated[0], text, len(source.repeated))
+    if trace is None or not trace.records:
+        name = ", ".join(map(str, files)) or "no file"
+        raise TraceError(f"{name}: no request in it; nothing was imported")
+    if not trace.reader.rules.ordered:
+        trace.records.sort(key=lambda pair: pair[0].at_ns)  # stable, so equal stamps stay in file order
+    return trace
+
+
+def _session_id(record: Record, own: str) -> str:
+    """Sessions that the source names keep their name; a request without one is a session of its own."""
+    return record.session if record.session is not None else f"{own}line-{record.line:07d}"
+
+
+def _batches(records: Sequence[tuple[Record, str]], maker: EventMaker) -> Iterator[Batch]:
+    for record, session_id in records:
+        maker.add(record, session_id)
+        if len(maker.events) >= _BATCH_EVENTS:
+            yield _taken(maker)
+    maker.close()
+    yield _taken(maker)
+
+
+def _taken(maker: EventMaker) -> Batch:
+    return {name: arrow_rows(name, maker.run_id, rows) for name, rows in maker.take().items() if rows}
+
+
+def _check_span(trace: Trace, span: int, notes: Notes) -> None:
+    unit = trace.reader.rules.time_unit
+    if span > _LONG_NS:
+        text = f"the trace spans {span / _DAY_NS:.0f} days: its stamps are read as {unit}; look whether they are"
+        notes.warn("span_long", "all files", None, text)
+    elif len(trace.records) > 1 and 0 < span < _SHORT_NS:
+        text = f"the trace spans {span / 1000:.1f} us: its stamps are read as {unit}; look whether they are"
+        notes.warn("span_short", "all files", None, text)
+
+
+def _run_row(trace: Trace, zero: int, asked: Asked, *, kvtape_version: str, content: bool) -> RunRow:
+    """The run's id comes from what was imported and how, so an import repeated is the same run."""
+    rules = trace.reader.rules
+    config: dict[str, Any] = {
+        "verb": "import",
+        "format": trace.reader.name,
+        "sha256": trace.digests,
+        "time_unit": rules.time_unit,
+        "block_tokens": asked.block_tokens or rules.block_tokens,
+        "block_rule": rules.block_rule,
+        "id_scope": rules.id_scope,
+        "drop_duplicates": asked.drop_duplicates,
+        "content": content,
+    }
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return RunRow(
+        run_id=f"import-{digest[:12]}",
+        kind="import",
+        config_digest=digest,
+        config=text,
+        kvtape_version=kvtape_version,
+        engine_versions="{}",
+        started_at_ns=zero,
+    )

@@ -1,0 +1,39 @@
+"""The formats, and which of them a file is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvtape.traces.importers.azure import AZURE
+from kvtape.traces.importers.burstgpt import BURSTGPT
+from kvtape.traces.importers.mooncake import MOONCAKE
+from kvtape.traces.importers.protocol import Reader
+from kvtape.traces.importers.source import Source
+
+__all__ = ["AUTO", "READERS", "format_names", "reader_for"]
+
+AUTO = "auto"
+
+READERS: tuple[Reader, ...] = (MOONCAKE, AZURE, BURSTGPT)
+
+
+def format_names() -> list[str]:
+    return [reader.name for reader in READERS]
+
+
+def reader_for(name: str, source: Source, readers: Sequence[Reader] = READERS) -> Reader:
+    """The reader called `name`; with `auto` the one that recognises the source. Raises SourceRejected."""
+    if name != AUTO:
+        for reader in readers:
+            if reader.name == name:
+                return reader
+        known = ", ".join(r.name for r in readers)
+        raise source.rejected(None, f"there is no format {name!r}", f"choose one of auto, {known}", whole=True)
+    if not source.head.strip():
+        raise source.rejected(None, "empty", "give a file with at least one request", whole=True)
+    found = [r for r in readers if r.recognises(source.head, source.stem)]
+    if len(found) == 1:
+        return found[0]
+    what = f"looks like {' and '.join(r.name for r in found)}" if found else "of no format that kvtape knows by sight"
+    known = ", ".join(r.name for r in found or readers)
+    raise source.rejected(None, what, f"name its format with --format: {known}", whole=True)
