@@ -40,7 +40,7 @@ def unpack_error(packed: Any) -> Exception:
     try:
         error = _rebuild(packed["class"], packed)
         error.add_note(f"in the engine host:\n{packed['trace']}")
-    except (AttributeError, KeyError, TypeError, ValueError) as err:
+    except Exception as err:  # damage may break any step
         raise WireError(f"unreadable error: {err!r}") from None
     return error
 

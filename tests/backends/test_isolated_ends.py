@@ -1,0 +1,168 @@
+"""How hosts begin and end: nothing is left of them, and none outlives its parent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kvtape.backends.errors import EnvironmentProblem, SessionClosed
+from kvtape.backends.isolated.engine import open_isolated
+from kvtape.backends.isolated.process import HostProcess, Limits
+from kvtape.backends.protocol import SessionConfig
+from support.isolated import children, descriptors, engine, model_file, session
+from support.llama_tiny import tokens
+
+
+def test_a_closed_session_refuses_and_still_says_why_it_could_not() -> None:
+    backend = session(cold_budget_tokens=0)
+    reason = backend.refusal("cold_store")
+    backend.close()
+    backend.close()
+    for call in (lambda: backend.prefill([4], 0), backend.books, backend.witness, backend.kv_bytes, backend.snapshot):
+        with pytest.raises(SessionClosed):
+            call()
+    assert backend.refusal("cold_store") == reason is not None
+    assert backend.refusal("remove_tail") is None
+    backend.cancel()
+
+
+def test_closing_the_engine_closes_its_sessions_and_ends_the_process() -> None:
+    before = children()
+    host = open_isolated("llama", model_file("llama"))
+    assert children() - before == {host.host_pid}
+    backend = session(host)
+    backend.prefill(tokens(5), 0)
+    host.close()
+    host.close()
+    assert children() == before
+    assert host.host_pid is None
+    for call in (lambda: backend.books(), lambda: host.open(SessionConfig()), lambda: host.tokenize("a")):
+        with pytest.raises(SessionClosed):
+            call()
+
+
+def test_nothing_is_left_of_twenty_engines() -> None:
+    """The toy's host is quicker to start than an engine's, and ends by the same code."""
+
+    def open_and_close() -> None:
+        host = open_isolated("toy", "none", loader="support.rigged_engines:load_toy")
+        host.open(SessionConfig(n_ctx=64)).prefill([5, 6], 0)
+        host.close()
+
+    open_and_close()  # what the first one imports stays
+    count = (descriptors(), children(), threading.active_count())
+    for _ in range(20):
+        open_and_close()
+    assert (descriptors(), children(), threading.active_count()) == count
+
+
+def test_nothing_is_left_of_forty_sessions() -> None:
+    backend = session()
+    count = descriptors()
+    before = host_descriptors()
+    for i in range(40):
+        other = session()
+        other.prefill(tokens(5), 0)
+        if i % 2:
+            other.close()
+        del other
+    assert descriptors() == count
+    backend.kv_bytes()
+    deadline = time.monotonic() + 10
+    while host_descriptors() > before and time.monotonic() < deadline:
+        time.sleep(0.02)  # those that were let go without a close end in their own time
+    assert host_descriptors() == before
+    backend.close()
+
+
+def host_descriptors() -> int:
+    return len(list(Path(f"/proc/{engine().host_pid}/fd").iterdir()))
+
+
+def test_an_engine_that_is_let_go_without_a_close_leaves_no_process() -> None:
+    before = (descriptors(), children())
+    host = open_isolated("llama", model_file("llama"))
+    session(host).prefill(tokens(5), 0)
+    del host
+    assert (descriptors(), children()) == before
+
+
+PARENT = """
+import sys, time
+from kvtape.backends.isolated.engine import open_isolated
+from kvtape.backends.protocol import SessionConfig
+host = open_isolated("llama", sys.argv[1])
+backend = host.open(SessionConfig(n_ctx=8192, chunk=1))
+print(host.host_pid, flush=True)
+if sys.argv[2] == "busy":
+    backend.prefill([5] * 8000, 0)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("state", ["busy", "idle"])
+def test_a_host_does_not_outlive_its_parent(state: str) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(model_file("llama")), state], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 10
+    while running(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running(pid)
+
+
+def running(pid: int) -> bool:
+    """A zombie that nobody reaps has ended too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_host_outlives_the_thread_that_started_it_and_ends_with_its_pipe() -> None:
+    """What the kernel takes for the parent is that thread, so such a host is not bound to it: the pipe is."""
+    made: list[HostProcess] = []
+    thread = threading.Thread(target=lambda: made.append(HostProcess(Limits())))
+    thread.start()
+    thread.join()
+    host = made[0]
+    time.sleep(0.1)
+    assert host.alive
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, host._cancels)  # the pipe's only writing end is gone, as when this process dies
+    os.close(nowhere)
+    deadline = time.monotonic() + 10
+    while host.alive and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not host.alive
+    host.close()
+
+
+def test_a_host_that_cannot_start_is_a_problem_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (descriptors(), children())
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(EnvironmentProblem, match="does not start"):
+        open_isolated("llama", model_file("llama"))
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "path", ["/nonexistent"])
+    monkeypatch.setenv("PYTHONHOME", "/nonexistent")
+    with pytest.raises(EnvironmentProblem, match="does not start"):
+        open_isolated("llama", model_file("llama"))
+    assert (descriptors(), children()) == before
+
+
+def test_a_host_that_is_not_ready_in_time_is_ended() -> None:
+    before = (descriptors(), children())
+    with pytest.raises(EnvironmentProblem, match=r"not ready after 0\.001 s"):
+        open_isolated("llama", model_file("llama"), limits=Limits(start=0.001))
+    assert (descriptors(), children()) == before
