@@ -48,6 +48,7 @@ class Scenario:
 
 
 _SCORES = (("scores", "on"),)
+_REORDERED = ("attention_scores", "remove_middle", "cold_store", "position_shift")
 
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario("open_empty", scenarios.open_empty),
@@ -71,6 +72,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("score_probe", scoring.score_probe, ("attention_scores",), _SCORES),
     Scenario("score_window", scoring.score_window, ("attention_scores",), _SCORES),
     Scenario("take_mass", scoring.take_mass, ("attention_scores",), _SCORES),
+    Scenario("score_by_tape", scoring.score_by_tape, _REORDERED, _SCORES),
+    Scenario("mass_by_tape", scoring.mass_by_tape, _REORDERED, _SCORES),
     Scenario("bad_tokens", refusals.bad_tokens),
     Scenario("bad_positions", refusals.bad_positions),
     Scenario("bad_blocks", refusals.bad_blocks, ("cold_store", "remove_middle")),
@@ -85,6 +88,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("session_turns", sessions.turns),
     Scenario("session_streaming", sessions.streaming_session),
     Scenario("session_class", sessions.class_session),
+    Scenario("session_scored", sessions.scored_session, ("attention_scores",), _SCORES),
+    Scenario("session_without_scores", sessions.session_without_scores),
     Scenario("session_surgery", sessions.surgery_session),
     Scenario("session_fatal", sessions.fatal_session),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtape.backends.clock import ManualClock
-from kvtape.backends.errors import ContextOverflow, EngineFault, InputRejected, SessionFatal
+from kvtape.backends.errors import ContextOverflow, EngineFault, InputRejected, SessionFatal, UnsupportedOperation
 from kvtape.backends.session import Session
 from kvtape.planner.events import Op, Placement
 from kvtape.planner.residency import fold
@@ -11,7 +11,15 @@ from kvtape.planner.specs import parse_policy
 from kvtape.testing.bench import Bench, NotApplicable
 from kvtape.testing.sink import ListSink
 
-__all__ = ["class_session", "fatal_session", "streaming_session", "surgery_session", "turns"]
+__all__ = [
+    "class_session",
+    "fatal_session",
+    "scored_session",
+    "session_without_scores",
+    "streaming_session",
+    "surgery_session",
+    "turns",
+]
 
 
 class _Play:
@@ -88,6 +96,58 @@ def class_session(bench: Bench) -> None:
     play.turn([*play.session.tape, *bench.draw(30, 7)], 2)
     play.turn([*play.session.tape, *bench.draw(5, 8)], 2)
     play.turn([*play.session.tape[:30], *bench.draw(8, 9)], 1)
+
+
+def scored_session(bench: Bench) -> None:
+    """Scored policies measure before they plan, on record; a probe decides a plan, and leaves nothing."""
+    _needs_a_way(bench)
+    play = _Play(bench, "h2o:budget=40,recent=8,block=4")
+    play.turn(bench.draw(56, 12), 2)
+    for policy in ("snapkv:budget=32,window=4,block=4", "tova:budget=28,block=4"):
+        bench.does("set_policy", lambda text=policy: play.session.set_policy(parse_policy(text)))  # type: ignore[misc]
+        bench.does("plan_now", play.session.plan_now)
+        play.check(f"plan_now under {policy}")
+    play.session.set_policy(parse_policy("snapkv:budget=24,queries=probe,block=4"))
+    rows, tape = bench.image(), play.session.tape
+    mass = bench.does("score", lambda: play.session.score(bench.draw(5, 13)), "attention_scores")
+    if bench.image() != rows or play.session.tape != tape:
+        bench.fail("a probe changed rows or the tape")
+    bench.does("plan_now", play.session.plan_now)
+    play.check("plan_now with a probe")
+    gone = set(mass.tape_positions.tolist()) - {p for r in play.session.resident for p in range(r.start, r.stop)}
+    if not gone or play.session.resident.n_tokens >= 24:
+        bench.fail(f"plan_now left {play.session.resident.n_tokens} tokens resident, the budget is 24")
+    asked = [e.op for e in play.sink.events if e.op in (Op.SCORE, Op.PLAN)]
+    if asked != [Op.SCORE, Op.PLAN] * (len(asked) // 2):
+        bench.fail(f"each plan follows its score, the log has {[str(op) for op in asked]}")
+    if any("scores_missing" in plan.diagnostics for plan in play.sink.plans):
+        bench.fail("a plan says scores_missing, although attention_scores is true")
+
+
+def session_without_scores(bench: Bench) -> None:
+    """Where attention_scores is false, scored policies keep what `stream` keeps, and say why."""
+    if bench.backend.capabilities.attention_scores:
+        raise NotApplicable("attention_scores is true; what it promises is executed by its own scenarios")
+    _needs_a_way(bench)
+    play, like = _Play(bench, "snapkv:budget=40,window=8,sink=4,block=4"), bench.twin()
+    text = bench.draw(62, 12)
+    play.turn(text)
+    stream = _Play(like, "stream:sink=4,recent=36,block=4")
+    like.does("set_policy", lambda: play.session.set_policy(parse_policy("snapkv:budget=32,window=8,sink=4,block=4")))
+    play.session.plan_now()
+    play.check("plan_now")
+    stream.turn(text)
+    stream.session.set_policy(parse_policy("stream:sink=4,recent=27,block=4"))
+    stream.session.plan_now(32)
+    if play.session.resident != stream.session.resident:
+        bench.fail(f"without scores {play.session.resident} stays, under stream {stream.session.resident}")
+    if not any("scores_missing" in plan.diagnostics for plan in play.sink.plans):
+        bench.fail("no plan says scores_missing, although attention_scores is false")
+    rows = bench.image()
+    bench.refuses("score with attention_scores false", lambda: play.session.score(text[:2]), UnsupportedOperation)
+    if bench.image() != rows:
+        bench.fail("a refused score changed the rows")
+    like.close()
 
 
 def surgery_session(bench: Bench) -> None:

@@ -169,6 +169,53 @@ class LeavesItsProbeBehind(ToyBackend):
         return mass
 
 
+class ScoresByCell(ToyBackend):
+    """Rows of a score come in the order of the cache; the positions beside them swear otherwise."""
+
+    def score(self, tokens: Sequence[int], tape_start: int, layers: Sequence[int] | None = None) -> AttentionMass:
+        return self._as_stored(super().score(tokens, tape_start, layers))
+
+    def _as_stored(self, found: AttentionMass) -> AttentionMass:
+        stored = [r.tape for r in self.rows if r.tape in set(found.tape_positions.tolist())]
+        order = np.searchsorted(found.tape_positions, stored)
+        return replace(found, mass=found.mass[:, order], peak=found.peak[:, order])
+
+
+class CountsByCell(ScoresByCell):
+    """The same of the mass that is counted while computing."""
+
+    score = ToyBackend.score
+
+    def take_mass(self) -> AttentionMass:
+        return self._as_stored(super().take_mass())
+
+
+class CountsItsProbes(ToyBackend):
+    """What a probe's queries pay is added to what was counted."""
+
+    _probes = 0
+
+    def score(self, tokens: Sequence[int], tape_start: int, layers: Sequence[int] | None = None) -> AttentionMass:
+        self._probes += len(tokens)
+        return super().score(tokens, tape_start, layers)
+
+    def take_mass(self) -> AttentionMass:
+        counted, self._probes = self._probes, 0
+        found = super().take_mass()
+        return replace(found, n_queries=found.n_queries + counted)
+
+
+class ScoresWhatIsGone(ToyBackend):
+    """Evicted rows are still among the scored ones."""
+
+    def score(self, tokens: Sequence[int], tape_start: int, layers: Sequence[int] | None = None) -> AttentionMass:
+        found = super().score(tokens, tape_start, layers)
+        whole = np.arange(tape_start)
+        mass, peak = (np.zeros((len(found.layers), tape_start), np.float32) for _ in range(2))
+        mass[:, found.tape_positions], peak[:, found.tape_positions] = found.mass, found.peak
+        return replace(found, tape_positions=whole, mass=mass, peak=peak)
+
+
 def factory_of(kind: type[ToyBackend]) -> Factory:
     """Opens this toy as `open_toy` opens the right one."""
 
@@ -208,5 +255,9 @@ WRONG_TOYS: dict[type[ToyBackend], tuple[str, str]] = {
     RestoresTheBooksOnly: ("snapshot_and_restore", r"after restore: the memory has rows at \[0, 2\)"),
     GoesOnAfterAFault: ("fault", "prefill after a fault: was accepted, must raise KvtapeError"),
     LeavesItsProbeBehind: ("score_probe", r"after score of a probe: the memory has rows at \[0, 4\) \[8, 15\)"),
+    ScoresWhatIsGone: ("score_probe", r"mass is about tape \[0, 1, 2, 3, 4, 5, .* resident is \[0, 1, 2, 3, 8, "),
+    CountsItsProbes: ("take_mass", r"mass \(2, 12\) of 5 queries, expected \(2, 12\) of 2"),
+    ScoresByCell: ("score_by_tape", r"layer 0 has mass .* on tape 4, which stands at cache 16; the row there receives"),
+    CountsByCell: ("mass_by_tape", r"take_mass: layer 0 has mass .* on tape 4, which stands at cache 16"),
 }
 """The first scenario that must fail, and a pattern of what it must say."""
