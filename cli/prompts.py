@@ -30,10 +30,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a recording does. `n_tokens`: an upper bound of the tape, in tokens; `play` gives the last answer."""
+    """What a recording does. `n_tokens`: an upper bound of the tape, in tokens; `play` gives the last answer.
+
+    `prompt`: every token that is offered.
+    """
 
     n_tokens: int
     decode_tokens: int
+    prompt: tuple[int, ...]
     play: Callable[[Session], list[int]]
 
 
@@ -61,7 +65,7 @@ def text_script(engine: Engine, text: str, decode: int) -> Script:
         session.ensure_prefix(tokens)
         return list(session.decode(decode).tokens) if decode else []
 
-    return Script(len(tokens) + decode, decode, play)
+    return Script(len(tokens) + decode, decode, tuple(tokens), play)
 
 
 def chat_script(engine: Engine, messages: Sequence[Message], decode: int) -> Script:
@@ -97,7 +101,8 @@ def chat_script(engine: Engine, messages: Sequence[Message], decode: int) -> Scr
 
     turns = sum(m.role == "user" for m in messages)
     extra = len(cue.tokens or ()) + len(blank.tokens or ()) + decode
-    return Script(sum(len(s.tokens or ()) for s in said) + turns * extra, decode, play)
+    prompt = tuple(token for segment in said for token in segment.tokens or ())
+    return Script(len(prompt) + turns * extra, decode, prompt, play)
 
 
 def _message(path: str, number: int, line: str) -> Message:

@@ -133,7 +133,7 @@ def _run(
         "decode": script.decode_tokens,
         "model": engine.facts.fingerprint,
     }
-    run = live_run(asked, engine, clock)
+    run = live_run(asked, engine, clock, log=log, prompt=script.prompt)
     said: list[int] = []
     begun = interrupted = False
     try:

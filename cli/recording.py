@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -23,12 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["interruptible", "live_run", "recording", "require_new"]
 
 
-def live_run(config: Mapping[str, Any], engine: Engine, clock: Clock) -> RunRow:
-    """The run's row; its id comes from its configuration, so that a recording repeated is the same run."""
+def live_run(
+    config: Mapping[str, Any], engine: Engine, clock: Clock, *, log: Path | None = None, prompt: Sequence[int] = ()
+) -> RunRow:
+    """The run's row; its id comes from configuration and prompt, so that a recording repeated is the same run.
+
+    The prompt comes in under the key of the folder of `log`: from an id nobody can test a guess at what was said.
+    """
     text = canonical_json(config)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return RunRow(
-        run_id=f"live-{digest[:12]}",
+        run_id=f"live-{digest[:12] if log is None else _keyed(log, digest, prompt)}",
         kind="live",
         config_digest=digest,
         config=text,
@@ -37,6 +42,13 @@ def live_run(config: Mapping[str, Any], engine: Engine, clock: Clock) -> RunRow:
         engine_versions=json.dumps({engine.name: engine.version}, sort_keys=True),
         started_at_ns=clock.now_ns(),
     )
+
+
+def _keyed(log: Path, config_digest: str, prompt: Sequence[int]) -> str:
+    from kvtape.traces.keys import load_or_create_key
+
+    said = config_digest + canonical_json(list(prompt))
+    return hashlib.blake2b(said.encode(), digest_size=6, key=load_or_create_key(log)).hexdigest()
 
 
 def require_new(log: Path) -> None:

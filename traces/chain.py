@@ -17,7 +17,10 @@ import pyarrow as pa
 from kvtape.traces.canonical import table_digest
 from kvtape.traces.schema import ROW_TABLES
 
-__all__ = ["BatchSummary", "genesis", "link", "recorded_spans", "span_list", "summarise"]
+__all__ = ["LATER_META", "BatchSummary", "genesis", "link", "recorded_spans", "span_list", "summarise"]
+
+LATER_META = ("sealed", "repaired")
+"""Meta rows that a log does not begin with."""
 
 Span = tuple[str, str, int, int]
 """run, session, first seq, last seq."""
@@ -33,8 +36,8 @@ class BatchSummary:
 
 
 def genesis(meta: Mapping[str, str]) -> bytes:
-    """The digest before the first batch: over every meta row but `sealed`, which comes later."""
-    fixed = {k: v for k, v in meta.items() if k != "sealed"}
+    """The digest before the first batch: over every meta row but those that come later."""
+    fixed = {k: v for k, v in meta.items() if k not in LATER_META}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True, separators=(",", ":")).encode()).digest()
 
 

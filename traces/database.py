@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
 
+from kvtape.traces.definitions import creating_statements
 from kvtape.traces.errors import LogExists, LogLocked, LogTooNew, LogUnreadable, NotALog
-from kvtape.traces.schema import ALL_TABLES, FORMAT, SCHEMA_VERSION, create_table, create_types, guard_statements
+from kvtape.traces.leftovers import claimed
+from kvtape.traces.schema import ALL_TABLES, FORMAT, SCHEMA_VERSION
 from kvtape.traces.sidecar import fsync_dir
-from kvtape.traces.views import VIEWS
 
 __all__ = [
     "build_file",
@@ -28,13 +28,13 @@ __all__ = [
     "create_log_file",
     "fsync_file",
     "give_name",
+    "name_log",
     "one_line",
     "open_for_append",
     "open_read_only",
     "read_meta",
     "readable",
     "refuse_leftovers",
-    "unique_new",
     "wal_path",
 ]
 
@@ -62,22 +62,19 @@ def one_line(error: BaseException) -> str:
 def create_log_file(log: Path, meta: Mapping[str, str]) -> None:
     """Make the empty log appear under its name, whole. Raises LogExists when the name is taken."""
     refuse_leftovers(log)
-    fresh = unique_new(log)
-    try:
+    with claimed(log) as fresh:
         build_file(fresh, meta)
         fsync_file(fresh)
-        give_name(fresh, log)
-    except FileExistsError:
-        raise LogExists(_exists(log)) from None
-    finally:
-        for path in (fresh, wal_path(fresh)):
-            path.unlink(missing_ok=True)
+        name_log(fresh, log)
     fsync_dir(log.parent)
 
 
-def unique_new(path: Path) -> Path:
-    """A name beside `path` for what will take its name: recorders that start together must not share it."""
-    return path.with_name(f"{path.name}.new-{secrets.token_hex(4)}")
+def name_log(fresh: Path, log: Path) -> None:
+    """`give_name` for a log. Raises LogExists."""
+    try:
+        give_name(fresh, log)
+    except FileExistsError:
+        raise LogExists(_exists(log)) from None
 
 
 def give_name(fresh: Path, path: Path) -> None:
@@ -111,10 +108,8 @@ def build_file(path: Path, meta: Mapping[str, str]) -> None:
         stale.unlink(missing_ok=True)
     connection = duckdb.connect(str(path))
     try:
-        statements = [*create_types(), *(create_table(t) for t in ALL_TABLES), *guard_statements()]
-        statements += [f"CREATE VIEW {view.name} AS {view.sql}" for view in VIEWS]
         connection.execute("BEGIN")
-        for statement in statements:
+        for statement in creating_statements():
             connection.execute(statement)
         for key, value in meta.items():
             connection.execute("INSERT INTO meta VALUES (?, ?)", [key, value])
@@ -206,10 +201,10 @@ def fsync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_read_only(path: Path, shown: Path) -> duckdb.DuckDBPyConnection:
-    """A connection that can neither write nor reach any other file. Raises LogUnreadable, LogLocked."""
+def open_read_only(path: Path, shown: Path, *, confined: bool = True) -> duckdb.DuckDBPyConnection:
+    """A connection that cannot write the file nor, `confined`, reach any other. Raises LogUnreadable, LogLocked."""
     try:
-        return duckdb.connect(str(path), read_only=True, config=_READ_ONLY)
+        return duckdb.connect(str(path), read_only=True, config=_READ_ONLY if confined else {})
     except duckdb.IOException as err:
         if "lock" in str(err):
             raise LogLocked(f"{shown}: another process is recording into it") from None

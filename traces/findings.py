@@ -9,7 +9,7 @@ __all__ = ["Finding", "FindingKind"]
 
 
 class FindingKind(StrEnum):
-    """First what happened to rows, then to the chain, then to the sidecar."""
+    """First what happened to rows and definitions, then to the chain, then to the sidecar."""
 
     ALTERED = "altered"
     MISSING = "missing"
@@ -20,6 +20,7 @@ class FindingKind(StrEnum):
     GAP = "gap"
     FOLD = "fold"
     CONTENT = "content"
+    DEFINITION = "definition"
     CHAIN = "chain"
     BATCH_MISSING = "batch_missing"
     LOST_TAIL = "lost_tail"

@@ -1,4 +1,7 @@
-"""The key of the content hashes: 32 random bytes in a file of its own beside the log, readable by its owner only."""
+"""The key of the content hashes: 32 random bytes in `kvtape.key`, one for all logs of a folder, so that they compare.
+
+Only its owner may read it. It is never copied: a log that moves to another folder leaves it behind.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,23 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from kvtape.traces.database import give_name, unique_new
+from kvtape.traces.database import give_name
 from kvtape.traces.errors import KeyMismatch
+from kvtape.traces.leftovers import claimed
 
-__all__ = ["KEY_BYTES", "key_id", "key_path", "load_or_create_key", "stored_key"]
+__all__ = ["KEY_BYTES", "KEY_NAME", "key_id", "key_path", "load_or_create_key", "stored_key"]
 
 KEY_BYTES = 32
+KEY_NAME = "kvtape.key"
 
 
 def key_path(log: Path) -> Path:
-    return log.with_name(log.name + ".key")
+    """The key of the folder in which the log lies."""
+    return log.with_name(KEY_NAME)
 
 
 def load_or_create_key(log: Path) -> bytes:
-    """The log's key; drawn and written with mode 0600 when there is none. Raises KeyMismatch for a damaged file."""
+    """The folder's key; drawn and written with mode 0600 when there is none. Raises KeyMismatch for a damaged file."""
     path = key_path(log)
     if not path.exists():
         _create(path)
@@ -33,8 +39,7 @@ def load_or_create_key(log: Path) -> bytes:
 
 def _create(path: Path) -> None:
     """The key appears under its name whole: half a key, or another recorder's, must not be taken for this one."""
-    fresh = unique_new(path)
-    try:
+    with claimed(path) as fresh:
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.write(descriptor, secrets.token_bytes(KEY_BYTES))
@@ -43,8 +48,6 @@ def _create(path: Path) -> None:
             os.close(descriptor)
         with suppress(FileExistsError):  # another recorder was quicker; its key is as good
             give_name(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def stored_key(log: Path, wanted_id: str | None) -> bytes | None:

@@ -7,7 +7,10 @@ that came between the two copies would look like a lost tail.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -16,11 +19,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvtape.traces.database import wal_path
+from kvtape.traces.database import open_read_only, read_meta, wal_path
 from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.sidecar import head_path
 
-__all__ = ["recorded_here", "recording", "snapshot"]
+__all__ = ["drop_stale_wal", "held_elsewhere", "recorded_here", "recording", "snapshot"]
 
 _ATTEMPTS = 20
 _PAUSE_S = 0.05
@@ -47,6 +50,16 @@ def recording(log: Path) -> Iterator[None]:
 def recorded_here(log: Path) -> bool:
     with _lock:
         return str(log.resolve()) in _open_here
+
+
+def held_elsewhere(log: Path) -> bool:
+    """Whether another process has the file open for recording (its lock, which a dead process does not keep)."""
+    if recorded_here(log):
+        return False  # and opening it here would give that lock up
+    whole_file = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    with log.open("rb") as handle:
+        found = fcntl.fcntl(handle, fcntl.F_GETLK, whole_file)
+    return bool(struct.unpack("hhqqi4x", found)[0] == fcntl.F_WRLCK)
 
 
 def snapshot(log: Path, folder: Path) -> Path:
@@ -102,3 +115,20 @@ def _copy_elsewhere(sources: Sequence[Path], targets: Sequence[Path]) -> None:
         target.unlink(missing_ok=True)
     pairs = [str(path) for pair in zip(sources, targets, strict=True) for path in pair]
     subprocess.run([sys.executable, "-I", "-S", "-c", _COPY_SCRIPT, *pairs], check=True)
+
+
+def drop_stale_wal(copy: Path, shown: Path) -> bool:
+    """A crash after the sealed file got its name leaves the old write-ahead log. Whether that is so here."""
+    wal = wal_path(copy)
+    if not wal.exists():
+        return False
+    aside = wal.with_name("aside.wal")
+    wal.rename(aside)
+    connection = open_read_only(copy, shown)
+    try:
+        sealed = "sealed" in read_meta(connection, shown)
+    finally:
+        connection.close()
+    if not sealed:
+        aside.rename(wal)
+    return sealed

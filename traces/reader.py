@@ -22,7 +22,7 @@ from kvtape.planner.rows import BlockRow, PlanRow, RunRow, ScoreRow, SessionRow,
 from kvtape.traces.database import check_file_kind, check_whole, one_line, open_read_only, read_meta, readable, wal_path
 from kvtape.traces.digest import logical_digest
 from kvtape.traces.errors import LogLocked, LogMissing, LogUnreadable, NoSuchRow, NotALog, SqlRejected
-from kvtape.traces.live import recorded_here, snapshot
+from kvtape.traces.live import drop_stale_wal, recorded_here, snapshot
 from kvtape.traces.query import select_arrow, select_rows
 from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SCORES, SESSIONS, TABLES, TOKENS, TRIALS
 from kvtape.traces.sidecar import Head, head_path, read_head
@@ -204,11 +204,22 @@ class Log:
         self.close()
 
 
-def open_log(path: str | Path) -> Log:
-    """Open a log for reading. Raises LogMissing, NotALog, LogTooNew, LogUnreadable."""
+def open_log(path: str | Path, *, torn: bool = False) -> Log:
+    """Open a log for reading. Raises LogMissing, NotALog, LogTooNew, LogUnreadable.
+
+    A log whose acknowledged tail is lost is LogUnreadable as well: what is left is not what was recorded. `torn` opens
+    what is left of it, for those who say what is lost; `notice` says so too.
+    """
     log = _open(Path(path))
-    if lost := _lost_tail(log):
-        log.notice = f"{log.notice}; {lost}" if log.notice else lost
+    lost = _lost_tail(log)
+    if lost and not torn:
+        log.close()
+        raise LogUnreadable(
+            f"{path}: {lost}; `kvtape verify` says what is gone, `kvtape repair {path} --out NEW` keeps the rest"
+        )
+    for more in (lost, _repaired(log)):
+        if more:
+            log.notice = f"{log.notice}; {more}" if log.notice else more
     return log
 
 
@@ -242,7 +253,7 @@ def _open_snapshot(path: Path) -> Log:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="kvtape-")))
         copy = snapshot(path, folder)
         check_file_kind(copy, path)
-        stale = _drop_stale_wal(copy, path)
+        stale = drop_stale_wal(copy, path)
         connection = open_read_only(copy, path)
         held.callback(connection.close)
         check_whole(connection, copy, path)
@@ -259,23 +270,6 @@ def _open_snapshot(path: Path) -> Log:
     raise AssertionError("unreachable")
 
 
-def _drop_stale_wal(copy: Path, shown: Path) -> bool:
-    """A crash after the sealed file got its name leaves the old write-ahead log. Whether that is so here."""
-    wal = wal_path(copy)
-    if not wal.exists():
-        return False
-    aside = wal.with_name("aside.wal")
-    wal.rename(aside)
-    connection = open_read_only(copy, shown)
-    try:
-        sealed = "sealed" in read_meta(connection, shown)
-    finally:
-        connection.close()
-    if not sealed:
-        aside.rename(wal)
-    return sealed
-
-
 def _lost_tail(log: Log) -> str | None:
     if log.head is None:
         return None
@@ -287,7 +281,12 @@ def _lost_tail(log: Log) -> str | None:
     if log.head.batch <= stored:
         return None
     lost = f"batches {stored + 1} to {log.head.batch}"
-    return f"the acknowledged tail of {log.path.name} is lost ({lost}), see kvtape verify"
+    return f"the acknowledged tail of {log.path.name} is lost ({lost})"
+
+
+def _repaired(log: Log) -> str | None:
+    text = log.meta.get("repaired")
+    return None if text is None else f"{log.path.name} was repaired: {text}"
 
 
 def _notice(log: Log) -> str:

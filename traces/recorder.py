@@ -22,7 +22,14 @@ import duckdb
 from kvtape.planner.events import Event, Op
 from kvtape.planner.rows import BlockRow, PlanRow, RunRow, ScoreRow, SessionRow, TrialRow
 from kvtape.traces.batch import BatchBuilder, Item
-from kvtape.traces.errors import LogWriteFailed, RecorderClosed, SequenceConflict, SequenceError, SequenceGap
+from kvtape.traces.errors import (
+    LogUnreadable,
+    LogWriteFailed,
+    RecorderClosed,
+    SequenceConflict,
+    SequenceError,
+    SequenceGap,
+)
 from kvtape.traces.lost import lost_detail
 from kvtape.traces.resume import Recorded, check_same_event, holds_run, last_trial, recorded_sessions
 from kvtape.traces.seal import seal_log
@@ -65,7 +72,7 @@ class Recorder:
         overflow: `block` waits for room; `drop` loses events and says so with a `lost` event in their place.
         max_latency_s: how long an event may wait for others to share its transaction.
         resume: go on with a log that a dead process left; events it already has are compared and dropped.
-        key: of the content hashes, 32 bytes; drawn and kept in `<log>.key` by default.
+        key: of the content hashes, 32 bytes; by default the folder's, drawn when there is none.
 
     Raises LogExists, LogMissing, KeyMismatch, LogUnreadable, LogWriteFailed on opening. A failure in the writer is
     kept and raised as LogWriteFailed by every later record, flush and close.
@@ -297,8 +304,11 @@ class Recorder:
         try:
             self._raise_failure()
             seal_log(self._writer)
-        except (OSError, duckdb.Error) as err:
-            raise self._write_error(err) from err
+        except (OSError, duckdb.Error, LogUnreadable) as err:
+            raise LogWriteFailed(
+                f"{self.path}: sealing failed ({_cause(err)}); every row is safe in it and its write-ahead log: make "
+                f"room, then seal it with `kvtape repair {self.path} --out NEW`"
+            ) from err
         finally:
             self.close()
 

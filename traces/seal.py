@@ -10,21 +10,21 @@ Readers tell a sealed file by its meta row and ignore a write-ahead log that ste
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+
+import duckdb
 
 from kvtape.traces.chain_check import check_chain
 from kvtape.traces.database import build_file, fsync_file, open_read_only, read_meta, wal_path
 from kvtape.traces.errors import LogUnreadable
+from kvtape.traces.leftovers import sealing_path
 from kvtape.traces.query import order_by
 from kvtape.traces.schema import ROW_TABLES
 from kvtape.traces.sidecar import Head, fsync_dir, write_head
 from kvtape.traces.writer import LogWriter
 
-__all__ = ["seal_log", "sealing_path"]
-
-
-def sealing_path(log: Path) -> Path:
-    return log.with_name(log.name + ".sealing")
+__all__ = ["check_copy", "copy_rows", "seal_log"]
 
 
 def seal_log(writer: LogWriter) -> Head:
@@ -34,9 +34,10 @@ def seal_log(writer: LogWriter) -> Head:
     log, head = writer.path, writer.head
     fresh = sealing_path(log)
     try:
-        _fill(writer, fresh)
+        meta = read_meta(writer.connection, log)
+        copy_rows(writer.connection, {**meta, "sealed": "true"}, fresh)
         fsync_file(fresh)
-        _verify(fresh, head)
+        check_copy(fresh, head)
     except BaseException:
         writer.close()  # lets go of the copy first
         fresh.unlink(missing_ok=True)
@@ -52,11 +53,10 @@ def seal_log(writer: LogWriter) -> Head:
     return sealed
 
 
-def _fill(writer: LogWriter, fresh: Path) -> None:
-    meta = read_meta(writer.connection, writer.path)
-    build_file(fresh, {**meta, "sealed": "true"})
-    connection = writer.connection
-    connection.execute(f"ATTACH '{str(fresh).replace(chr(39), chr(39) * 2)}' AS sealed")
+def copy_rows(connection: duckdb.DuckDBPyConnection, meta: Mapping[str, str], fresh: Path) -> None:
+    """A new file with these meta rows and every batch and row of an open log, checkpointed."""
+    build_file(fresh, meta)
+    connection.execute(f"ATTACH '{str(fresh).replace(chr(39), chr(39) * 2)}' AS sealed (READ_WRITE)")
     connection.execute("BEGIN")
     connection.execute("INSERT INTO sealed.batches SELECT * FROM batches ORDER BY batch")
     for table in ROW_TABLES:
@@ -66,7 +66,8 @@ def _fill(writer: LogWriter, fresh: Path) -> None:
     connection.execute("DETACH sealed")
 
 
-def _verify(fresh: Path, head: Head) -> None:
+def check_copy(fresh: Path, head: Head) -> None:
+    """Raises LogUnreadable when the file is not what `head` says."""
     connection = open_read_only(fresh, fresh)
     try:
         findings = check_chain(connection, read_meta(connection, fresh), head).findings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +10,12 @@ from kvtape.planner.residency import IllegalEvent, ResidencyMismatch
 from kvtape.traces.chain_check import check_chain
 from kvtape.traces.content_check import check_content, holds_content
 from kvtape.traces.database import readable
+from kvtape.traces.definitions import check_definitions, same_definitions
 from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.findings import Finding, FindingKind
 from kvtape.traces.keys import key_path, stored_key
+from kvtape.traces.leftovers import leftovers
+from kvtape.traces.live import held_elsewhere, recorded_here
 from kvtape.traces.reader import Log, open_log
 
 __all__ = ["Finding", "FindingKind", "VerifyResult", "verify"]
@@ -31,17 +35,30 @@ class VerifyResult:
 
 def verify(path: str | Path) -> VerifyResult:
     """Recompute the chain of the log. Raises LogMissing, NotALog, LogTooNew, LogUnreadable; never for a finding."""
-    with open_log(path) as log:
+    with open_log(path, torn=True) as log:
         with readable(log.path):
             report = check_chain(log.connection, log.meta, log.head)
             key = stored_key(log.path, log.meta.get("key_id"))
             content = [] if key is None else list(check_content(log.connection, key))
             findings = [*report.findings, *content, *_fold_findings(log, report.findings), *_head_findings(log)]
-            notice = log.notice
+            findings += check_definitions(log.connection, log.meta)
+            notices = [] if log.notice is None else [log.notice]
             if key is None and holds_content(log.connection):
-                blind = f"{key_path(log.path).name} is not there or not this log's: token ids were not checked"
-                notice = blind if notice is None else f"{notice}; {blind}"
+                notices.append(f"{key_path(log.path).name} is not there or not this log's: token ids were not checked")
+        notices += _remarks(log)
+        notice = "; ".join(notices) or None
         return VerifyResult(not findings, tuple(findings), report.rows, report.batches, report.digest, notice)
+
+
+def _remarks(log: Log) -> Iterator[str]:
+    if not same_definitions(log.meta):
+        version = log.meta.get("kvtape_version", "?")
+        yield f"its views and triggers are those of kvtape {version}, which this kvtape does not know: not compared"
+    if not recorded_here(log.path) and not held_elsewhere(log.path):
+        left = leftovers(log.path, key_path(log.path))
+        if left:
+            names = ", ".join(p.name for p in left)
+            yield f"left by a process that died, no part of the log, may be removed: {names}"
 
 
 def _head_findings(log: Log) -> list[Finding]:

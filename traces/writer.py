@@ -19,6 +19,7 @@ from kvtape.traces.canonical import in_canonical_order, table_digest
 from kvtape.traces.chain import genesis, link, span_list, summarise
 from kvtape.traces.codec import to_arrow
 from kvtape.traces.database import create_log_file, open_for_append, read_meta, refuse_leftovers
+from kvtape.traces.definitions import definitions_digest
 from kvtape.traces.errors import KeyMismatch, LogExists, LogMissing, LogUnreadable, LogWriteFailed
 from kvtape.traces.keys import key_id, key_path, load_or_create_key
 from kvtape.traces.live import recorded_here, recording
@@ -51,6 +52,7 @@ class LogWriter:
             "format": FORMAT,
             "schema_version": str(SCHEMA_VERSION),
             "kvtape_version": run.kvtape_version,
+            "definitions": definitions_digest(),
             "log_id": _log_id(run, key),
             "key_id": key_id(key),
         }
@@ -72,7 +74,7 @@ class LogWriter:
         _refuse_sealed(path)
         if key is None:
             if not key_path(path).exists():
-                raise KeyMismatch(f"{key_path(path)}: the key of the log is missing; put it back to go on recording")
+                raise KeyMismatch(f"{key_path(path)}: the key is missing; put it back to go on recording")
             key = load_or_create_key(path)
         return cls._hold(path, key, lambda connection: _resumed_head(path, connection, key))
 
@@ -147,7 +149,7 @@ def _log_id(run: RunRow, key: bytes) -> str:
 
 def _refuse_sealed(path: Path) -> None:
     """By the file itself: a crash while sealing leaves a sealed file beside a sidecar that does not say so yet."""
-    with open_log(path) as log:
+    with open_log(path, torn=True) as log:
         if log.sealed:
             raise LogExists(f"{path}: sealed; a sealed log is finished, record into another path")
 

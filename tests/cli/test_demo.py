@@ -17,7 +17,7 @@ from support.command import kvtape
 from support.tiny_gguf import write_tiny
 
 LATER_OPS = {Op.SCORE, Op.LOST}
-FILES = ["answers.json", "demo.duckdb", "demo.duckdb.head.json", "demo.duckdb.key", "replay.json"]
+FILES = ["answers.json", "demo.duckdb", "demo.duckdb.head.json", "kvtape.key", "replay.json"]
 
 
 def check_log(log: Path) -> None:

@@ -322,14 +322,21 @@ def test_what_was_recorded_before_an_error_stays(model: Path, tmp_path: Path, mo
     assert kvtape("verify", log).code == 0
 
 
-def test_the_run_is_named_by_its_configuration(model: Path, tmp_path: Path) -> None:
-    ids = []
-    for name, more in (("a", []), ("b", []), ("c", ["--chunk", 32])):
+def test_the_run_is_named_by_its_configuration_and_its_prompt(model: Path, tmp_path: Path) -> None:
+    texts = {"a": TEXT, "b": TEXT, "c": TEXT + "x", "other/a": TEXT}
+    (tmp_path / "other").mkdir()
+    ids = {}
+    for name, text in texts.items():
         path = tmp_path / f"{name}.duckdb"
-        assert record(model, path, *more).code == 0
+        assert record(model, path, text=text).code == 0
         with open_log(path) as tape:
-            ids.append(tape.default_run().run_id)
-    assert ids[0] == ids[1] != ids[2]
+            ids[name] = tape.default_run().run_id
+    assert ids["a"] == ids["b"] != ids["c"]
+    assert ids["other/a"] != ids["a"], "under another folder's key: an id tells nothing of what was said"
+    path = tmp_path / "d.duckdb"
+    assert record(model, path, "--threads", 2).code == 0
+    with open_log(path) as tape:
+        assert tape.default_run().run_id not in ids.values()
 
 
 def test_what_the_session_would_refuse_leaves_no_log(tmp_path: Path) -> None:

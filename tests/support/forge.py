@@ -11,7 +11,8 @@ import duckdb
 
 from kvtape.traces.chain import genesis, link, summarise
 from kvtape.traces.chain_check import batch_slices, last_seqs, stored_batches
-from kvtape.traces.schema import ALL_TABLES, ROW_TABLES
+from kvtape.traces.keys import key_path
+from kvtape.traces.schema import ALL_TABLES, ROW_TABLES, guard_statements
 from kvtape.traces.sidecar import head_path
 
 __all__ = ["copy_log", "edit_log"]
@@ -19,15 +20,17 @@ __all__ = ["copy_log", "edit_log"]
 
 def copy_log(src: Path, dst: Path) -> Path:
     """Copy a log with everything beside it."""
-    for suffix in ("", ".wal", ".head.json", ".key"):
+    for suffix in ("", ".wal", ".head.json"):
         source = src.with_name(src.name + suffix)
         if source.exists():
             shutil.copyfile(source, dst.with_name(dst.name + suffix))
+    if key_path(src).exists() and key_path(src) != key_path(dst):
+        shutil.copyfile(key_path(src), key_path(dst))
     return dst
 
 
 def edit_log(src: Path, dst: Path, sql_statements: Sequence[str], rechain: bool) -> Path:
-    """Copy `src` to `dst`, drop the guard triggers and run the statements.
+    """Copy `src` to `dst`, run the statements without the guard triggers, which come back.
 
     Without `rechain` the batches and the sidecar stay as they were. With it every digest is computed anew over the
     edited rows and the sidecar follows: a forgery that `verify` cannot see and only a replay can.
@@ -47,9 +50,17 @@ def edit_log(src: Path, dst: Path, sql_statements: Sequence[str], rechain: bool)
             head = json.loads(sidecar.read_text())
             head.update(digest=digest.hex(), rows=rows, sessions=sessions)
             sidecar.write_text(json.dumps(head))
+        _guard_again(connection)
     finally:
         connection.close()
     return dst
+
+
+def _guard_again(connection: duckdb.DuckDBPyConnection) -> None:
+    there = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+    for statement in guard_statements()[1:]:
+        if statement.split(" ON ")[1].split()[0] in there:
+            connection.execute(statement)
 
 
 def _rechain(connection: duckdb.DuckDBPyConnection) -> tuple[bytes, int]:

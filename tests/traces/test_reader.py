@@ -95,7 +95,7 @@ def test_sql_gives_exact_ids_and_the_names_of_columns(good: Path) -> None:
         "SET enable_external_access = true",
         "INSTALL httpfs",
         "SELECT * FROM sqlite_scan('a', 'b')",
-        "SELECT * FROM read_text('{log}.key')",
+        "SELECT * FROM read_text('{folder}/kvtape.key')",
         "ATTACH ':memory:' AS other",
         "EXPORT DATABASE '{out}'",
         "SELECT 1; DROP TRIGGER events_no_update ON events",
@@ -108,7 +108,7 @@ def test_sql_cannot_write_or_reach_out(good: Path, tmp_path: Path, query: str) -
     out = tmp_path / "out"
     with open_log(good) as log:
         with pytest.raises(SqlRejected) as caught:
-            log.sql(query.format(out=out, log=good))
+            log.sql(query.format(out=out, folder=good.parent))
         assert "\n" not in str(caught.value)
         assert log.sql("SELECT count(*) FROM sessions")[1] == [(2,)]
     assert not out.exists()

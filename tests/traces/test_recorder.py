@@ -362,7 +362,7 @@ def test_going_on_refuses_what_is_not_the_same(log: Path) -> None:
     recorder(log).close()
     with pytest.raises(KeyMismatch, match="another key"):
         recorder(log, resume=True, key=bytes(32))
-    with pytest.raises(KeyMismatch, match="key of the log is missing"):
+    with pytest.raises(KeyMismatch, match="key is missing"):
         recorder(log, resume=True, key=None)
     with pytest.raises(SequenceConflict, match="run r0"):
         Recorder(log, run_row(seed=7), clock=TickClock(), key=KEY, resume=True)
@@ -428,7 +428,7 @@ def test_sealing_leaves_one_file_and_the_same_rows(log: Path) -> None:
         assert back.notice is None
         assert back.head is not None
         assert back.head.sealed
-    assert {p.name for p in log.parent.iterdir()} == {"a.duckdb", "a.duckdb.head.json", "a.duckdb.key"}
+    assert {p.name for p in log.parent.iterdir()} == {"a.duckdb", "a.duckdb.head.json", "kvtape.key"}
 
 
 @pytest.mark.parametrize("sealed", [True, False])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import duckdb
 import pytest
 
 from kvtape.planner.events import Op
+from kvtape.traces import definitions
 from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.findings import FindingKind as Kind
 from kvtape.traces.keys import key_id, key_path
+from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import Recorder
 from kvtape.traces.sidecar import head_path
 from kvtape.traces.verify import VerifyResult, verify
@@ -205,6 +208,8 @@ def test_a_lost_tail_is_seen(tmp_path: Path) -> None:
     assert "tail of live.duckdb is lost (batches 1 to" in (result.notice or ""), (
         "every reader says it, not verify alone"
     )
+    with pytest.raises(LogUnreadable, match=r"is lost \(batches 1 to .*kvtape repair"):
+        open_log(live)
 
 
 def test_a_tail_cut_off_the_write_ahead_log_is_seen(tmp_path: Path) -> None:
@@ -303,3 +308,31 @@ def test_a_lost_event_accounts_for_the_seqs_it_stands_for(tmp_path: Path) -> Non
 def test_a_key_id_does_not_give_the_key_away() -> None:
     assert key_id(KEY) != key_id(bytes(32))
     assert KEY.hex() not in key_id(KEY)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("DROP TRIGGER events_no_update ON events", "trigger events_no_update is gone"),
+        ("DROP VIEW fatals", "view fatals is gone"),
+        ("CREATE OR REPLACE VIEW costs AS SELECT 1 AS run_id", "view costs was changed"),
+        ("CREATE VIEW mine AS SELECT 1", "view mine does not belong to a log"),
+        ("CREATE MACRO json_valid(x) AS true", "macro json_valid does not belong to a log"),
+        ("ALTER TABLE append_only ADD COLUMN more INTEGER", "table append_only was changed"),
+    ],
+)
+def test_views_and_triggers_are_those_of_the_code(good: Path, tmp_path: Path, statement: str, said: str) -> None:
+    bad = copy_log(good, tmp_path / "bad.duckdb")
+    with duckdb.connect(str(bad)) as connection:
+        connection.execute(statement)
+    result = verify(bad)
+    assert [(f.kind, f.detail) for f in result.findings] == [(Kind.DEFINITION, said)]
+
+
+def test_definitions_of_another_kvtape_are_not_compared_and_that_is_said(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(definitions, "definitions_digest", lambda: "another")
+    result = verify(good)
+    assert result.ok
+    assert "not compared" in (result.notice or "")

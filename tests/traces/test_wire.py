@@ -71,6 +71,15 @@ def test_a_row_that_no_column_can_hold_is_refused_on_the_way_out() -> None:
 
 
 def test_token_ids_are_thirty_two_bit() -> None:
-    row = {"run_id": "r", "session_id": "s", "seq": 0, "start": 0, "n_tokens": 1, "block_tokens": 32, "hashes": "[]", "tokens": [2**31]}
+    row = {
+        "run_id": "r",
+        "session_id": "s",
+        "seq": 0,
+        "start": 0,
+        "n_tokens": 1,
+        "block_tokens": 32,
+        "hashes": "[]",
+        "tokens": [2**31],
+    }
     with pytest.raises(pydantic.ValidationError, match="tokens"):
         from_json(TOKENS.name, json.dumps(row))

@@ -105,4 +105,4 @@ def test_of_two_recorders_that_start_together_one_records(
     assert verify(path).ok
     with open_log(path) as log:
         assert log.meta["key_id"] == key_id(key_path(path).read_bytes())
-    assert {p.name for p in tmp_path.iterdir()} == {"a.duckdb", "a.duckdb.head.json", "a.duckdb.key"}
+    assert {p.name for p in tmp_path.iterdir()} == {"a.duckdb", "a.duckdb.head.json", "kvtape.key"}
