@@ -5,6 +5,9 @@ KvtapeError                     message = what, where, what to do; `exit_code` i
 |   |-- InputRejected           token id, position, size or text that an engine must not see
 |   |-- ContextOverflow         more tokens than the context can hold under this policy
 |   |-- SessionBusy             another operation of the session is running; this one was not begun nor recorded
+|   |-- StaleSlot               a handle of a slot that has moved on; nothing was touched
+|   |-- SlotBusy                the slot is leased or changing; nothing was touched
+|   |-- NoFreeSlot              every slot of the pool is leased or changing
 |   |-- UnknownBlock            no such block in the cold store; no such snapshot
 |   |-- StateRejected           a saved state of another model, layout or KV type; nothing was touched
 |   `-- UnsupportedOperation    the session's capabilities do not have it; nothing was touched
@@ -28,9 +31,12 @@ __all__ = [
     "FatalClass",
     "InputRejected",
     "KvtapeError",
+    "NoFreeSlot",
     "SessionBusy",
     "SessionClosed",
     "SessionFatal",
+    "SlotBusy",
+    "StaleSlot",
     "StateRejected",
     "UnknownBlock",
     "UnsupportedOperation",
@@ -64,6 +70,25 @@ class ContextOverflow(UsageError):
 
 
 class SessionBusy(UsageError):
+    pass
+
+
+class StaleSlot(UsageError):
+    """Names the slot, the handle's generation and the slot's own (None for a lease that is over)."""
+
+    def __init__(self, slot: int, generation: int, current: int | None) -> None:
+        now = "its lease is over" if current is None else f"the slot is at {current}"
+        super().__init__(f"slot {slot}, generation {generation}: {now}; acquire a new one")
+        self.slot = slot
+        self.generation = generation
+        self.current = current
+
+
+class SlotBusy(UsageError):
+    pass
+
+
+class NoFreeSlot(UsageError):
     pass
 
 

@@ -62,19 +62,30 @@ class GuardedSession:
         self._exclusive = Exclusive()
         self._fatal: SessionFatal | None = None
         self._closed = False
+        self._released = False
         self._snapshots: dict[int, Snapshot] = {}
 
     def cancel(self) -> None:
         """Ask the running operation to stop, from any thread; it raises Cancelled."""
         self._parts.backend.cancel()
 
-    def close(self) -> None:
-        """End the session in the ordinary way; idempotent, and allowed after a fatal.
+    @property
+    def fatal(self) -> SessionFatal | None:
+        """The first failure, and that of every later call; None while there is none."""
+        return self._fatal
+
+    @property
+    def ended(self) -> bool:
+        """Whether every call is refused from now on: after a close, a fatal, or a log that cannot be written."""
+        return self._closed or self._fatal is not None
+
+    def close(self, reason: str = "asked") -> None:
+        """End the session in the ordinary way, for `reason`; idempotent, and allowed after a fatal.
 
         An operation that runs in another thread is cancelled first.
         """
         with self._exclusive.hold("close", urge=self.cancel):
-            self._end("fatal" if self._fatal else "asked")
+            self._end("fatal" if self._fatal else reason)
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +149,10 @@ class GuardedSession:
         self._release()
 
     def _release(self) -> None:
-        """Free the native context, the cold store and the snapshots."""
+        """Free the native context, the cold store and the snapshots; once."""
+        if self._released:
+            return
+        self._released = True
         self._parts.backend.close()
         if self._parts.cold is not None:
             self._parts.cold.clear()

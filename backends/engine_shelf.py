@@ -1,0 +1,68 @@
+"""Loaded engines, shared by whoever uses the same model; closed when the last user gives one back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtape.backends.protocol import Engine
+
+__all__ = ["EngineShelf", "LoadEngine"]
+
+LoadEngine = Callable[[str], Engine]
+"""Loads the model that a name stands for."""
+
+
+@dataclass(slots=True)
+class _Loan:
+    engine: Engine
+    users: int
+
+
+class EngineShelf:
+    """Engines by model name. One load at a time, so that two users of a model never load it twice."""
+
+    def __init__(self, load: LoadEngine) -> None:
+        self._load = load
+        self._lock = threading.Lock()
+        self._shelf: dict[str, Engine] = {}
+        self._loans: list[_Loan] = []
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models that are loaded and may be taken."""
+        return tuple(self._shelf)
+
+    def take(self, model: str) -> Engine:
+        """The engine of `model`, loaded when nobody uses it yet. Raises what loading raises."""
+        with self._lock:
+            if model not in self._shelf:
+                engine = self._load(model)
+                self._shelf[model] = engine
+                self._loans.append(_Loan(engine, 0))
+            loan = self._loan(self._shelf[model])
+            loan.users += 1
+            return loan.engine
+
+    def give_back(self, engine: Engine) -> None:
+        """One user less; the last one closes it."""
+        with self._lock:
+            loan = self._loan(engine)
+            loan.users -= 1
+            if loan.users:
+                return
+            self._loans.remove(loan)
+            self._forget(engine)
+        engine.close()
+
+    def condemn(self, engine: Engine) -> None:
+        """Nobody takes this engine any more: its device is gone. Those who have it give it back in their own time."""
+        with self._lock:
+            self._forget(engine)
+
+    def _forget(self, engine: Engine) -> None:
+        self._shelf = {name: e for name, e in self._shelf.items() if e is not engine}
+
+    def _loan(self, engine: Engine) -> _Loan:
+        return next(loan for loan in self._loans if loan.engine is engine)
