@@ -15,8 +15,9 @@ from kvtape.planner.blocks import Block
 from kvtape.planner.events import Op
 from kvtape.planner.rows import ScoreRow
 from kvtape.planner.scores import ScoreRequest, pool_scores, score_blocks, sum_blocks, sum_layers
+from kvtape.planner.specs import PolicySpec
 
-__all__ = ["probe", "scored"]
+__all__ = ["follow", "probe", "scored"]
 
 
 def scored(parts: Parts, blocks: Sequence[Block]) -> Sequence[Block]:
@@ -51,6 +52,15 @@ def probe(parts: Parts, tokens: Sequence[int]) -> AttentionMass:
     return measured
 
 
+def follow(parts: Parts, policy: PolicySpec) -> None:
+    """Before the policy changes: a probe that measured chosen layers says nothing of others."""
+    before, after = parts.policy.score_request, policy.score_request
+    if before is None or before.kind != "probe" or before.layers is None:
+        return
+    if after is None or after.layers != before.layers:
+        parts.probed = None
+
+
 def _finite(measured: AttentionMass) -> AttentionMass:
     if not (np.isfinite(measured.mass).all() and np.isfinite(measured.peak).all()):
         raise UnsupportedOperation("score", "what the engine computed as attention is not finite")
@@ -76,7 +86,7 @@ def _on_blocks(
 ) -> Sequence[Block]:
     positions = np.asarray(measured.tape_positions)
     rows = measured.peak if request.heads == "max" else measured.mass
-    tokens = sum_layers(rows, measured.layers, request.layers)
+    tokens = sum_layers(rows, measured.layers, request.wanted(measured.layers))
     if request.kind == "accumulated":
         parts.history = parts.history.add(positions, tokens, measured.n_queries, len(parts.tape))
         tokens = parts.history.scores(positions, parts.policy.norm)

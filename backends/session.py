@@ -249,6 +249,7 @@ class Session(GuardedSession):
             check_policy(policy, parts.backend, evict_by=evict_by, allow_recompute=parts.allow_recompute)
             if policy.block != self._parts.policy.block:
                 raise UsageError(f"block={policy.block}: this session cuts blocks of {self._parts.policy.block}")
+            scoring.follow(self._parts, policy)
             self._parts.policy = policy
 
     def snapshot(self) -> int:

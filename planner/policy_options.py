@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtape.planner.blocks import DEFAULT_BLOCK
 from kvtape.planner.grammar import REQUIRED, Option
+from kvtape.planner.layer_choice import ALL, LATE
 
 __all__ = ["OPTIONS", "POLICY_NAMES"]
 
@@ -27,7 +28,9 @@ _BUDGET: dict[str, Option] = {
 
 _RANKED: dict[str, Option] = {"grace": Option(int, 0, (0, None)), **_LOSSY, "split": Option(bool, False)}
 
-_LAYERS: dict[str, Option] = {"layers": Option(str, "all"), "heads": Option(str, "sum", ("sum", "max"))}
+_LAYERS: dict[str, Option] = {"layers": Option(str, ALL), "heads": Option(str, "sum", ("sum", "max"))}
+# Summed over all layers, those that look at sinks and neighbours drown the few that look for what is asked.
+_LATE: dict[str, Option] = _LAYERS | {"layers": Option(str, LATE)}
 _NORM: dict[str, Option] = {"norm": Option(str, "sum", ("sum", "mean"))}
 # The paper observes 16 to 64 queries; pooling 1 is none.
 _WINDOW: dict[str, Option] = {"window": Option(int, 32, (1, None)), "pool": Option(int, 1, (1, None))}
@@ -42,8 +45,8 @@ OPTIONS: dict[str, dict[str, Option]] = {
     },
     "class": {**_BUDGET, **_COMMON, "split": Option(bool, False)},
     "h2o": {**_BUDGET, "recent": Option(int, REQUIRED, (1, None)), **_NORM, **_LAYERS, **_RANKED},
-    "snapkv": {**_BUDGET, **_WINDOW, "queries": Option(str, "window", ("window", "probe")), **_LAYERS, **_RANKED},
-    "tova": {**_BUDGET, **_LAYERS, **_RANKED},
+    "snapkv": {**_BUDGET, **_WINDOW, "queries": Option(str, "window", ("window", "probe")), **_LATE, **_RANKED},
+    "tova": {**_BUDGET, **_LATE, **_RANKED},
     "random": {**_BUDGET, "seed": Option(int, REQUIRED, (0, None)), **_RANKED},
     "user": {
         **_BUDGET,

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.planner.blocks import Block
+from kvtape.planner.layer_choice import late_layers
 from kvtape.planner.plan_errors import BadScore
 from kvtape.planner.table import Floats, Ints
 
@@ -45,13 +46,19 @@ class ScoreRequest:
     """What a policy wants measured before it plans.
 
     `queries`: how many last tokens ask, for kind `window`; else None. `layers`: model layers, ascending; None for
-    all. `heads`: `sum` over query heads (`AttentionMass.mass`) or the `max` of them (`AttentionMass.peak`).
+    all. `late`: all are measured, those that `layer_choice.late_layers` names count. `heads`: `sum` over query heads
+    (`AttentionMass.mass`) or the `max` of them (`AttentionMass.peak`).
     """
 
     kind: ScoreKind
     queries: int | None = None
     layers: tuple[int, ...] | None = None
     heads: Literal["sum", "max"] = "sum"
+    late: bool = False
+
+    def wanted(self, measured: Sequence[int]) -> tuple[int, ...] | None:
+        """Which of the `measured` layers count; None for all of them."""
+        return late_layers(max(measured, default=0) + 1) if self.late else self.layers
 
 
 def sum_layers(mass: npt.NDArray[Any], measured: Sequence[int], wanted: Sequence[int] | None) -> Floats:

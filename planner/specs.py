@@ -19,7 +19,7 @@ from kvtape.planner.grammar import (
     parse_options,
     parse_spec,
 )
-from kvtape.planner.layer_choice import canonical_layers, read_layers
+from kvtape.planner.layer_choice import LATE, canonical_layers, read_layers
 from kvtape.planner.plan import Plan, StreamPolicy, plan_hot_set
 from kvtape.planner.policy_options import OPTIONS, POLICY_NAMES
 from kvtape.planner.ranked import plan_random, plan_scored
@@ -141,7 +141,11 @@ class PolicySpec:
             return None
         asking = 1 if self.name == "tova" else self.window
         return ScoreRequest(
-            cast("ScoreKind", kind), asking if kind == "window" else None, read_layers(self.layers), self.heads
+            cast("ScoreKind", kind),
+            asking if kind == "window" else None,
+            read_layers(self.layers),
+            self.heads,
+            self.layers == LATE,
         )
 
     def limit(self, n_ctx: int) -> int:

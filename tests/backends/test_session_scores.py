@@ -80,7 +80,7 @@ def test_a_question_scores_what_is_kept_and_leaves_nothing(name: str) -> None:
         measured = session.score(question)
         assert backend.books() == before
         assert measured.mass.shape == (2, 300)
-        session.set_policy(parse_policy("snapkv:budget=96,queries=probe,block=8"))
+        session.set_policy(parse_policy("snapkv:budget=96,queries=probe,block=8,layers=all"))
         session.plan_now()
         assert session.resident.n_tokens <= 95
         best = int(np.argmax(measured.mass.sum(0)[:200]))
@@ -90,6 +90,17 @@ def test_a_question_scores_what_is_kept_and_leaves_nothing(name: str) -> None:
         session.decode(4, stop_tokens=frozenset())
     assert [str(e.op) for e in sink.events if e.op in (Op.SCORE, Op.PLAN)][:2] == ["score", "plan"]
     assert fold(sink.events).closed
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_probe_of_other_layers_is_not_used(name: str) -> None:
+    sink = ListSink()
+    with open_session(name, "snapkv:budget=400,queries=probe,block=8,layers=0", sink) as session:
+        session.ensure_prefix(TOKENS[:300])
+        session.score(TOKENS[300:316])
+        session.set_policy(parse_policy("snapkv:budget=96,queries=probe,block=8"))
+        session.plan_now()
+    assert ["scores_missing" in p.diagnostics for p in sink.plans] == [True]
 
 
 @pytest.mark.parametrize("name", ENGINES)

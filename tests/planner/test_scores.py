@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kvtape.planner.blocks import Block, CacheClass
 from kvtape.planner.grammar import SpecError
-from kvtape.planner.layer_choice import canonical_layers, read_layers
+from kvtape.planner.layer_choice import canonical_layers, late_layers, read_layers
 from kvtape.planner.plan_errors import BadScore
 from kvtape.planner.ranked import plan_scored
-from kvtape.planner.scores import MassHistory, pool_scores, score_blocks, sum_layers
+from kvtape.planner.scores import MassHistory, ScoreRequest, pool_scores, score_blocks, sum_layers
 
 
 def block(start: int, stop: int) -> Block:
@@ -32,6 +32,7 @@ def at(*positions: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     ("text", "layers", "canonical"),
     [
         ("all", None, "all"),
+        ("late", None, "late"),
         ("17-23", tuple(range(17, 24)), "17-23"),
         ("7+14+21", (7, 14, 21), "7+14+21"),
         ("3+0-2+17", (0, 1, 2, 3, 17), "0-3+17"),
@@ -54,6 +55,22 @@ def test_any_layers_have_one_text(layers: set[int]) -> None:
 def test_other_text_is_no_choice_of_layers(text: str) -> None:
     with pytest.raises(SpecError, match="layers="):
         read_layers(text)
+
+
+def test_late_layers_are_the_measured_ones_at_any_depth() -> None:
+    assert late_layers(30) == tuple(range(17, 24))
+    assert late_layers(28) == tuple(range(15, 23))
+    assert [late_layers(n) for n in (1, 2, 3)] == [(0,), (1,), (1, 2)]
+    assert ScoreRequest("window", 1, late=True).wanted(range(30)) == tuple(range(17, 24))
+    assert ScoreRequest("window", 1, (2, 3)).wanted(range(30)) == (2, 3)
+    assert ScoreRequest("window", 1).wanted(range(30)) is None
+
+
+@given(st.integers(1, 200))
+def test_late_layers_are_in_the_model_and_never_none(n: int) -> None:
+    layers = late_layers(n)
+    assert layers
+    assert set(layers) <= set(range(n))
 
 
 # -- tokens -------------------------------------------------------------------------------------------------------

@@ -188,12 +188,12 @@ def test_the_largest_number() -> None:
         ),
         (
             "snapkv:budget=64,window=16,pool=7,grace=4",
-            PolicySpec(name="snapkv", budget=64, recent=16, window=16, pool=7, grace=4, hole="forget"),
+            PolicySpec(name="snapkv", budget=64, recent=16, window=16, pool=7, grace=4, layers="late", hole="forget"),
             "snapkv:budget=64,window=16,pool=7,grace=4",
         ),
         (
             "snapkv:budget=64,window=16,recent=24",
-            PolicySpec(name="snapkv", budget=64, recent=24, window=16, hole="forget"),
+            PolicySpec(name="snapkv", budget=64, recent=24, window=16, layers="late", hole="forget"),
             "snapkv:budget=64,recent=24,window=16",
         ),
         (
@@ -203,7 +203,7 @@ def test_the_largest_number() -> None:
         ),
         (
             "tova:budget=9,split=on",
-            PolicySpec(name="tova", budget=9, split=True, hole="forget"),
+            PolicySpec(name="tova", budget=9, split=True, layers="late", hole="forget"),
             "tova:budget=9,split=yes",
         ),
         (
@@ -300,8 +300,8 @@ def test_the_canonical_text_names_the_policy(
             ),
         ),
         ("snapkv:budget=32", "policy snapkv:budget=32: budget 32 is smaller than sink + recent + 1 (0 + 32 + 1)"),
-        ("tova:budget=64,layers=3-1", "layers=3-1: '3-1' is not understood; write all, 17-23, 7+14+21 or 0-3+17"),
-        ("tova:budget=64,layers=1++2", "layers=1++2: '' is not understood; write all, 17-23, 7+14+21 or 0-3+17"),
+        ("tova:budget=64,layers=3-1", "layers=3-1: '3-1' is not understood; write all, late, 17-23, 7+14+21 or 0-3+17"),
+        ("tova:budget=64,layers=1++2", "layers=1++2: '' is not understood; write all, late, 17-23, 7+14+21 or 0-3+17"),
         ("tova:budget=64,layers=1-4+3", "layers=1-4+3: a layer is named twice"),
         ("stream", "stream needs sink=; allowed: block, every, hole, positions, recent, sink, split"),
         ("stream:sink=4", "stream needs recent=; allowed: block, every, hole, positions, recent, sink, split"),
@@ -376,7 +376,8 @@ def test_a_policy_built_in_code_is_held_to_the_same_rules(values: dict[str, Any]
         ("json:loads,budget=64", None),
         ("h2o:budget=64,recent=8", ScoreRequest("accumulated")),
         ("snapkv:budget=64,window=9,layers=17-19", ScoreRequest("window", 9, (17, 18, 19))),
-        ("snapkv:budget=64,queries=probe,heads=max", ScoreRequest("probe", None, None, "max")),
+        ("snapkv:budget=64,queries=probe,heads=max", ScoreRequest("probe", None, None, "max", late=True)),
+        ("tova:budget=64,layers=all", ScoreRequest("window", 1)),
         ("tova:budget=64,layers=7+14", ScoreRequest("window", 1, (7, 14))),
         ("json:loads,budget=64,scores=window,window=5", ScoreRequest("window", 5)),
     ],
