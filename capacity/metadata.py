@@ -57,7 +57,8 @@ class Metadata:
         return tuple(self._whole(key, entry) for entry in value)
 
     def _whole(self, key: str, value: Any) -> int:
-        number = int(value) if isinstance(value, int | float) and value == int(value) else -1
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        number = int(value) if whole else -1
         if number < 0:
             raise ModelFileError(f"{self.source}: {self.arch}.{key} is {value!r}; a whole number from 0 on is needed")
         return number

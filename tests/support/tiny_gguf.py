@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 __all__ = ["BOS", "CONTROL_TOKENS", "EOS", "TINY_ARCHS", "TinyShape", "byte_bpe_vocabulary", "write_tiny"]
 
-TINY_ARCHS = ("gemma3", "gpt-oss", "lfm2", "llama", "mamba", "qwen2", "qwen2vl", "qwen3")
+TINY_ARCHS = ("gemma2", "gemma3", "gpt-oss", "lfm2", "llama", "mamba", "qwen2", "qwen2vl", "qwen3")
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BOS, EOS = 1, 2
 
@@ -44,7 +44,8 @@ class TinyShape:
 
     `head_dim` None gives n_embd // n_head. `weights` is the type of the matrices: f32, f16, q8_0, q4_0 (vectors stay
     f32). `yarn` is the YaRN factor over n_ctx // yarn original tokens, 0 for plain RoPE. `window` is the sliding window
-    of gemma3, whose layers are windowed but for every 6th, and of gpt-oss, where every second is. `sink_weight` is the
+    of gemma3, whose layers are windowed but for every 6th, of gemma2 and gpt-oss, where every second is, and of lfm2,
+    where all attention is; `window_period` writes the key that changes the period. `sink_weight` is the
     learned sink logit of every head of gpt-oss. `kv_heads` gives the KV heads of each layer of lfm2; a 0
     makes that layer a short convolution. `qk_gain` above 1 makes attention peaky. `tied` leaves the output matrix out.
     """
@@ -63,6 +64,7 @@ class TinyShape:
     qk_gain: float = 1.0
     yarn: int = 0
     window: int = 0
+    window_period: int | None = None
     sink_weight: float = 0.0
     kv_heads: tuple[int, ...] = ()
     n_merges: int = 61
@@ -77,6 +79,7 @@ class TinyShape:
 
 
 _ARCH_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma2": {"n_layer": 4, "window": 64, "tied": True},
     "gemma3": {"n_layer": 6, "window": 64},
     "gpt-oss": {"window": 64},
     "lfm2": {"n_layer": 4, "kv_heads": (0, 1, 0, 1)},
@@ -188,6 +191,8 @@ def _write_metadata(writer: gguf.GGUFWriter, shape: TinyShape) -> None:
     writer.add_rope_dimension_count(shape.head_size)
     if shape.window:
         writer.add_sliding_window(shape.window)
+    if shape.window_period is not None:
+        writer.add_sliding_window_pattern(shape.window_period)
     if shape.yarn:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(float(shape.yarn))
@@ -260,7 +265,7 @@ class _Weights:
         if shape.arch in _QK_NORMED:
             self._ones(block + "attn_q_norm", shape.head_size)
             self._ones(block + "attn_k_norm", shape.head_size)
-        if shape.arch in ("gemma3", "gpt-oss"):
+        if shape.arch in ("gemma2", "gemma3", "gpt-oss"):
             self._ones(block + "post_attention_norm", shape.n_embd)
         if shape.arch == "gpt-oss":
             self._bias(block + "attn_output", shape.n_embd)
@@ -278,7 +283,7 @@ class _Weights:
         self._matrix(block + "ffn_gate", shape.n_ff, shape.n_embd)
         self._matrix(block + "ffn_up", shape.n_ff, shape.n_embd)
         self._matrix(block + "ffn_down", shape.n_embd, shape.n_ff)
-        if shape.arch == "gemma3":
+        if shape.arch in ("gemma2", "gemma3"):
             self._ones(block + "post_ffw_norm", shape.n_embd)
 
     def _experts(self, block: str) -> None:
