@@ -4,6 +4,7 @@ and its memory stay one account, and the fold of what was recorded is the model 
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvtape.backends.clock import ManualClock
 from kvtape.backends.errors import Cancelled, KvtapeError, SessionClosed, SessionFatal
+from kvtape.backends.protocol import AttentionMass
 from kvtape.backends.session import Session
 from kvtape.planner.events import Op, Placement
 from kvtape.planner.plan import PlanError
+from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency import ResidencyState, apply, check_event, fold
 from kvtape.planner.specs import parse_policy
+from kvtape.planner.table import BlockTable
 from kvtape.testing.sink import ListSink
 from kvtape.testing.toy import TOY_CAPABILITIES
 from support.toys import toy_backend
@@ -31,10 +35,37 @@ POLICIES = (
     "stream:sink=3,recent=7,hole=refill,split=no,block=4",
     "class:budget=24,block=4",
     "class:budget=20,hole=forget,every=5,recent=3,block=4",
+    "h2o:budget=22,recent=4,block=4",
+    "h2o:budget=26,recent=2,sink=3,norm=mean,every=3,block=4",
+    "snapkv:budget=20,window=3,pool=3,block=4",
+    "snapkv:budget=24,queries=probe,sink=2,block=4",
+    "tova:budget=18,grace=4,block=4",
+    "random:budget=20,seed=3,block=4",
 )
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=50)
-SWITCHES = ("recompute_range", "cold_store", "position_shift", "remove_middle", "remove_tail", "snapshot_state")
-FAULTY = ("prefill", "decode", "evict", "shift", "truncate", "admit", "refill", "rebuild", "snapshot", "restore")
+SWITCHES = (
+    "attention_scores",
+    "recompute_range",
+    "cold_store",
+    "position_shift",
+    "remove_middle",
+    "remove_tail",
+    "snapshot_state",
+)
+FAULTY = (
+    "prefill",
+    "decode",
+    "evict",
+    "shift",
+    "truncate",
+    "admit",
+    "refill",
+    "rebuild",
+    "snapshot",
+    "restore",
+    "score",
+    "take_mass",
+)
 
 
 class SessionMachine(RuleBasedStateMachine):
@@ -46,7 +77,8 @@ class SessionMachine(RuleBasedStateMachine):
         recompute=st.booleans(),
     )
     def open(self, policy: str, cold: int, n_ctx: int, off: tuple[str, ...], recompute: bool) -> None:
-        caps = dataclasses.replace(TOY_CAPABILITIES, **dict.fromkeys(off, False))
+        caps = dataclasses.replace(TOY_CAPABILITIES, attention_scores=True)
+        caps = dataclasses.replace(caps, **dict.fromkeys(off, False))
         self.backend = toy_backend(n_ctx, caps, cold, chunk=8, n_ctx_train=200)
         self.sink = ListSink()
         spec = parse_policy(policy)
@@ -90,10 +122,13 @@ class SessionMachine(RuleBasedStateMachine):
         return True
 
     @precondition(lambda self: not self.over)
-    @rule(tokens=TOKENS, keep=st.integers(0, 60), logits=st.booleans())
-    def turn(self, tokens: list[int], keep: int, logits: bool) -> None:
+    @rule(tokens=TOKENS, keep=st.integers(0, 60), logits=st.booleans(), cancel_after=st.none() | st.integers(0, 4))
+    def turn(self, tokens: list[int], keep: int, logits: bool, cancel_after: int | None) -> None:
         prompt = [*self.session.tape[:keep], *tokens]
-        if self.attempt(lambda: self.session.ensure_prefix(prompt, need_logits=logits)):
+        self.backend.cancel_after = cancel_after
+        done = self.attempt(lambda: self.session.ensure_prefix(prompt, need_logits=logits))
+        self.backend.cancel_after = None
+        if done:
             assert self.session.tape == tuple(prompt)
 
     @precondition(lambda self: not self.over)
@@ -113,9 +148,67 @@ class SessionMachine(RuleBasedStateMachine):
             assert after == (*before, *tokens)[: len(after)]
 
     @precondition(lambda self: not self.over)
-    @rule(n=st.integers(1, 45))
-    def decode(self, n: int) -> None:
+    @rule(n=st.integers(1, 45), cancel_after=st.none() | st.integers(0, 4))
+    def decode(self, n: int, cancel_after: int | None) -> None:
+        self.backend.cancel_after = cancel_after
         self.attempt(lambda: self.session.decode(n))
+        self.backend.cancel_after = None
+
+    @precondition(lambda self: not self.over)
+    @rule(tokens=st.lists(st.integers(0, 5), min_size=1, max_size=6))
+    def score(self, tokens: list[int]) -> None:
+        """A probe leaves neither rows nor a longer tape, and is about what is resident."""
+        rows, tape, logits = self.memory(), self.session.tape, self.session.logits
+        found: list[AttentionMass] = []
+        if self.attempt(lambda: found.append(self.session.score(tokens))):
+            assert self.sink.events[-1].op is Op.SCORE
+            assert found[0].tape_positions.tolist() == [
+                p for r in self.session.resident for p in range(r.start, r.stop)
+            ]
+        else:
+            assert not self.backend.capabilities.attention_scores
+        assert (self.memory(), self.session.tape) == (rows, tape)
+        assert self.session.logits is logits
+
+    def memory(self) -> list[bytes]:
+        seen = self.backend.witness()
+        return [a.tobytes() for a in (seen.cache_positions, *seen.rows.keys, *seen.rows.values)]
+
+    @precondition(lambda self: not self.over)
+    @rule(limit=st.none() | st.integers(1, 40))
+    def plan_now(self, limit: int | None) -> None:
+        """What a plan evicts goes, and nothing else does; the plan is the last one that the session explains."""
+        resident, n_before = self.session.resident, len(self.sink.events)
+        done = self.attempt(lambda: self.session.plan_now(limit))
+        new = self.sink.events[n_before:]
+        if done and any(e.op is Op.PLAN for e in new):
+            evicted = RangeSet((a, b) for _, a, b in json.loads(self.sink.plans[-1].evict))
+            assert self.session.resident == resident - evicted or not self.session._parts.ways
+        else:
+            assert self.session.resident == resident
+
+    @precondition(lambda self: not self.over)
+    @rule(policy=st.sampled_from(POLICIES))
+    def set_policy(self, policy: str) -> None:
+        """Blocks stay as they were cut: another size is refused."""
+        spec = parse_policy(policy)
+        before = self.session._parts.policy
+        if self.attempt(lambda: self.session.set_policy(spec)):
+            assert spec.block == before.block
+            assert self.session._parts.policy == spec
+        else:
+            assert self.session._parts.policy == before
+
+    @rule()
+    def the_carried_table_is_what_would_be_built_afresh(self) -> None:
+        parts = self.session._parts
+        if not self.over:
+            table, fresh = (
+                parts.catalog.resident_table(parts.state.resident),
+                BlockTable(parts.catalog.resident(parts.state.resident)),
+            )
+            assert table.blocks == fresh.blocks
+            assert table.order(False).tolist() == fresh.order(False).tolist()
 
     @precondition(lambda self: not self.over and self.session.resident)
     @rule(which=st.integers(0, 9), a=st.integers(0, 40), n=st.integers(1, 12), beyond=st.booleans())
@@ -166,7 +259,9 @@ class SessionMachine(RuleBasedStateMachine):
         """The engine fails in one of its operations, if the next ones come to it."""
         self.backend.faults = {operation}
         self.attempt(lambda: self.session.ensure_prefix([*self.session.tape[:20], *tokens]))
-        for call in (self.session.compact, self.session.snapshot, lambda: self.session.decode(n)):
+        probe = lambda: self.session.score(tokens[:3])  # noqa: E731
+        plan = lambda: self.session.plan_now(12)  # noqa: E731
+        for call in (self.session.compact, self.session.snapshot, probe, plan, lambda: self.session.decode(n)):
             if not self.over:
                 self.attempt(call)
         self.backend.faults = set()
@@ -177,7 +272,8 @@ class SessionMachine(RuleBasedStateMachine):
         """Every later call raises the first cause, or that the session is closed, and reaches no engine."""
         calls, events = len(self.backend.operations), len(self.sink.events)
         expected = SessionClosed if self.cause is None else SessionFatal
-        for call in (lambda: self.session.decode(1), lambda: self.session.ensure_prefix([1]), self.session.snapshot):
+        asked = (self.session.snapshot, self.session.plan_now, lambda: self.session.score([1]))
+        for call in (lambda: self.session.decode(1), lambda: self.session.ensure_prefix([1]), *asked):
             with pytest.raises(expected) as caught:
                 call()
             assert self.cause is None or caught.value.cause_message == self.cause  # type: ignore[attr-defined]
