@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvtape.backends.errors import UsageError
-from kvtape.planner.grammar import Spec
-from kvtape.planner.policy_options import OPTIONS
-from kvtape.planner.specs import PolicySpec, parse_policy, parse_spec
+from kvtape.planner.grammar import Spec, choose_name
+from kvtape.planner.specs import POLICY_NAMES, PolicySpec, parse_policy, parse_spec
 
 __all__ = ["DEFAULT_SINK", "Candidate", "candidates_of"]
 
 DEFAULT_SINK = 4
 """Sink tokens of `stream` when its spec names none: what Xiao et al. 2023 keep."""
-
-_SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +26,13 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """The policy's canonical text; without a seed where each trial has its own."""
+        """The policy's canonical text; where each trial has a seed of its own it says so."""
         text = self.policy.canonical
-        return text.replace(f"seed={_SEED}", "seed=trial") if self.draws_by_trial else text
+        return text.replace(f"seed={self.policy.seed}", "seed=trial") if self.draws_by_trial else text
 
     def policy_of(self, seed: int) -> PolicySpec:
         """The policy of the trial with this seed."""
-        if not self.draws_by_trial:
-            return self.policy
-        return parse_policy(self.policy.canonical.replace(f"seed={_SEED}", f"seed={seed}"))
+        return replace(self.policy, seed=seed) if self.draws_by_trial else self.policy
 
     @property
     def wants_scores(self) -> bool:
@@ -48,67 +43,55 @@ def candidates_of(texts: Sequence[str], budgets: Sequence[int]) -> list[Candidat
     """Dense first (policy `none`, always there), then the others in the order given, each once.
 
     `stream` without `recent` keeps budget - sink recent tokens. Raises SpecError for a bad spec, UsageError for one
-    that has no budget and gets none.
+    that has no budget and gets none, and for policies that cut blocks of different sizes.
     """
-    found = {"none": Candidate(parse_policy("none"), None)}
+    found: dict[str, Candidate] = {}
     for text in texts:
-        spec = parse_spec(text)
-        for candidate in _with_budgets(text, spec, budgets):
+        for candidate in _with_budgets(text, budgets):
             if candidate.policy.evicts:
                 found.setdefault(candidate.label, candidate)
-    blocks = sorted({c.policy.block for c in found.values() if c.policy.evicts})
+    blocks = sorted({c.policy.block for c in found.values()})
     if len(blocks) > 1:
-        raise UsageError(
-            f"policies with block={' and block='.join(map(str, blocks))}: one evaluation cuts blocks of one size"
-        )
-    if blocks:
-        found["none"] = Candidate(parse_policy(f"none:block={blocks[0]}"), None)
-    return list(found.values())
+        sizes = " and ".join(f"block={b}" for b in blocks)
+        raise UsageError(f"policies with {sizes}: one evaluation cuts blocks of one size")
+    dense = f"none:block={blocks[0]}" if blocks else "none"
+    return [Candidate(parse_policy(dense), None), *found.values()]
 
 
-def _with_budgets(text: str, spec: Spec, budgets: Sequence[int]) -> list[Candidate]:
-    given = dict(spec.args)
-    if spec.name == "none" and spec.target is None:
+def _with_budgets(text: str, budgets: Sequence[int]) -> list[Candidate]:
+    spec = parse_spec(text)
+    own = spec.target is None  # not a user's function
+    if own and choose_name("policy", spec.name, POLICY_NAMES) == "none":
         return [Candidate(parse_policy(text), None)]
-    own = _own_budget(spec, given)
-    if own is not None:
-        return [_candidate(text, spec, given, own)]
+    given = dict(spec.args)
+    by_trial = own and spec.name == "random" and "seed" not in given
+    if by_trial:
+        given["seed"] = "0"
+    if own and spec.name == "stream":
+        given.setdefault("sink", str(DEFAULT_SINK))
+        if "recent" not in given:
+            sink = _policy(spec, given | {"recent": "1"}).sink
+            return [_stream(text, spec, given, sink, budget) for budget in _needed(text, budgets)]
+        policy = _policy(spec, given)
+        return [Candidate(policy, policy.sink + policy.recent)]
+    if "budget" in given:
+        policies = [_policy(spec, given)]
+    else:
+        policies = [_policy(spec, given | {"budget": str(budget)}) for budget in _needed(text, budgets)]
+    return [Candidate(policy, policy.budget, by_trial) for policy in policies]
+
+
+def _needed(text: str, budgets: Sequence[int]) -> Sequence[int]:
     if not budgets:
         raise UsageError(f"policy {text}: names no budget; give one in the spec or with --budget")
-    return [_candidate(text, spec, given, budget) for budget in budgets]
+    return budgets
 
 
-def _own_budget(spec: Spec, given: dict[str, str]) -> int | None:
-    """The budget that the text itself names; None when it names none."""
-    if spec.name == "stream" and spec.target is None:
-        if "recent" not in given:
-            return None
-        policy = parse_policy(
-            str(Spec(spec.name, (*spec.args, *(() if "sink" in given else (("sink", str(DEFAULT_SINK)),)))))
-        )
-        return policy.sink + policy.recent
-    return parse_policy(_completed(spec, given, None)).budget if "budget" in given else None
+def _stream(text: str, spec: Spec, given: dict[str, str], sink: int, budget: int) -> Candidate:
+    if budget <= sink:
+        raise UsageError(f"policy {text}: a budget of {budget} leaves nothing recent beside sink={sink}")
+    return Candidate(_policy(spec, given | {"recent": str(budget - sink)}), budget)
 
 
-def _candidate(text: str, spec: Spec, given: dict[str, str], budget: int) -> Candidate:
-    by_trial = spec.name == "random" and spec.target is None and "seed" not in given
-    policy = parse_policy(_completed(spec, given, budget))
-    return Candidate(policy, budget, by_trial)
-
-
-def _completed(spec: Spec, given: dict[str, str], budget: int | None) -> str:
-    """The spec with what the evaluation adds: a budget, the spans of `stream`, a seed for `random`."""
-    added = dict(given)
-    if spec.name == "stream" and spec.target is None:
-        sink = added.setdefault("sink", str(DEFAULT_SINK))
-        if "recent" not in added and budget is not None and sink.isdecimal():
-            if budget <= int(sink):
-                raise UsageError(f"policy {spec}: a budget of {budget} leaves nothing recent beside sink={sink}")
-            added["recent"] = str(budget - int(sink))
-    elif budget is not None:
-        added.setdefault("budget", str(budget))
-    if spec.name == "random" and spec.target is None:
-        added.setdefault("seed", str(_SEED))
-    if spec.target is None and spec.name not in OPTIONS:
-        parse_policy(str(spec))
-    return str(Spec(spec.name, tuple(added.items()), spec.target))
+def _policy(spec: Spec, given: dict[str, str]) -> PolicySpec:
+    return parse_policy(str(Spec(spec.name, tuple(given.items()), spec.target)))

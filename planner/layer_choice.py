@@ -14,8 +14,8 @@ __all__ = ["ALL", "LATE", "canonical_layers", "late_layers", "read_layers"]
 ALL = "all"
 LATE = "late"
 
-_LATE_FROM, _LATE_TO, _LATE_OF = 17, 24, 30
-"""Measured on a model of 30 layers: 17 to 23 (`kvtape eval --choose-layers`)."""
+_LATE_FROM, _LATE_TO, _LATE_OF = 16, 23, 30
+"""Measured on a model of 30 layers: 16 to 22 (`kvtape eval --choose-layers`)."""
 
 
 _PART = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
@@ -53,6 +53,6 @@ def canonical_layers(text: str) -> str:
 
 
 def late_layers(n_layers: int) -> tuple[int, ...]:
-    """The `late` layers of a model with `n_layers` (at least 1): of 30, 17 to 23. Never none."""
+    """The `late` layers of a model with `n_layers` (at least 1): of 30, 16 to 22. Never none."""
     first = _LATE_FROM * n_layers // _LATE_OF
     return tuple(range(first, -(-_LATE_TO * n_layers // _LATE_OF)))

@@ -58,10 +58,10 @@ def test_other_text_is_no_choice_of_layers(text: str) -> None:
 
 
 def test_late_layers_are_the_measured_ones_at_any_depth() -> None:
-    assert late_layers(30) == tuple(range(17, 24))
-    assert late_layers(28) == tuple(range(15, 23))
+    assert late_layers(30) == tuple(range(16, 23))
+    assert late_layers(28) == tuple(range(14, 22))
     assert [late_layers(n) for n in (1, 2, 3)] == [(0,), (1,), (1, 2)]
-    assert ScoreRequest("window", 1, late=True).wanted(range(30)) == tuple(range(17, 24))
+    assert ScoreRequest("window", 1, late=True).wanted(range(30)) == tuple(range(16, 23))
     assert ScoreRequest("window", 1, (2, 3)).wanted(range(30)) == (2, 3)
     assert ScoreRequest("window", 1).wanted(range(30)) is None
 
