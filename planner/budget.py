@@ -1,14 +1,12 @@
-"""From a window or a ratio to the spans and budgets that a plan takes. All sizes in tokens."""
+"""From a window to the spans and the budget that a plan takes. All sizes in tokens."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from fractions import Fraction
 
 from kvtape.planner.plan_errors import BadBudget
 
-__all__ = ["DerivedBudget", "derive_budget", "ratio_budget"]
+__all__ = ["DerivedBudget", "derive_budget"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +43,3 @@ def derive_budget(window: int, swa: int = 0, block: int = 1) -> DerivedBudget:
 def _align_up(tokens: int, block: int) -> int:
     """Up to a whole number of blocks, at least one."""
     return max(1, -(-tokens // block)) * block
-
-
-def ratio_budget(n_tokens: int, removed: float) -> int:
-    """The budget that is left when the share `removed` of `n_tokens` goes, rounded down.
-
-    The share is taken as the decimal it is written as: a tenth of 10 tokens is 1, though 10 * (1 - 0.9) is below
-    1 in binary. Raises BadBudget when nothing would be left, and for a share outside [0, 1).
-    """
-    if not (math.isfinite(removed) and 0 <= removed < 1):
-        raise BadBudget(f"removed share {removed} is not in [0, 1)")
-    budget = math.floor(n_tokens * (1 - Fraction(repr(removed))))
-    if budget < 1:
-        raise BadBudget(f"removing {removed} of {n_tokens} tokens leaves a budget that rounds to zero")
-    return budget

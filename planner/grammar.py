@@ -97,14 +97,15 @@ def _function(text: str, name: str, part: str, already: str | None) -> str:
     return part if ":" in part else f"{name}:{part}"
 
 
-def choose_name(what: str, given: str, allowed: Iterable[str]) -> str:
-    """`given` if it is allowed. Raises SpecError with the nearest allowed name and the whole list."""
+def choose_name(what: str, given: str, allowed: Iterable[str], *, also: str | None = None) -> str:
+    """`given` if it is allowed. Raises SpecError with the nearest allowed name, the whole list and what is `also`."""
     names = sorted(allowed)
     if given in names:
         return given
     near = get_close_matches(given, names, n=1)
     hint = f", did you mean {near[0]!r}?" if near else ";"
-    raise SpecError(f"unknown {what} {given!r}{hint} allowed: {', '.join(names) or 'none'}")
+    listed = ", ".join([*names, *([f"or {also}"] if also else [])])
+    raise SpecError(f"unknown {what} {given!r}{hint} allowed: {listed or 'none'}")
 
 
 def parse_options(

@@ -240,7 +240,7 @@ def _read_policy(text: str) -> dict[str, OptionValue]:
     if spec.target is not None and spec.name not in POLICY_NAMES:
         values = parse_options(Spec(spec.target, spec.args), OPTIONS["user"])
         return {"name": "user", "function": spec.target} | values
-    choose_name("policy", spec.name, POLICY_NAMES)
+    choose_name("policy", spec.name, POLICY_NAMES, also="module:function")
     values = parse_options(spec, OPTIONS[spec.name])
     if spec.name == "snapkv":
         values["recent"] = _recent_of(spec.name, values["queries"], values["recent"], values["window"])

@@ -34,12 +34,20 @@ def token_lists(n_vocab: int = 64, min_size: int = 1, max_size: int = 64) -> st.
 
 @st.composite
 def block_lists(
-    draw: st.DrawFn, *, max_blocks: int = 12, max_tokens: int = 9, scored: bool = False, holes: bool = True
+    draw: st.DrawFn,
+    *,
+    max_blocks: int = 12,
+    max_tokens: int = 9,
+    scored: bool = False,
+    gaps: bool = False,
+    holes: bool = True,
 ) -> list[Block]:
     """Disjoint blocks in any order, ids unrelated to their places, with `holes` between some.
 
-    Every class and flag occurs. `scored` blocks bear finite scores from a small set, so that ties occur.
+    Every class and flag occurs. `scored` blocks bear finite scores from a small set, so that ties occur; with `gaps`
+    some bear none.
     """
+    scores: list[float | None] = [0.0, 0.25, 1.0, 8.0, *([None] if gaps else [])]
     lengths = draw(st.lists(st.integers(1, max_tokens), max_size=max_blocks))
     ids = draw(st.permutations(range(len(lengths))))
     blocks: list[Block] = []
@@ -56,7 +64,7 @@ def block_lists(
                 cache_class=draw(st.sampled_from([CacheClass.VOLATILE] * 3 + list(CacheClass))),
                 flags=draw(st.sampled_from([Flag(0)] * 4 + list(Flag))),
                 last_used=draw(st.integers(0, 3)),
-                score=draw(st.sampled_from([0.0, 0.25, 1.0, 8.0])) if scored else None,
+                score=draw(st.sampled_from(scores)) if scored else None,
             )
         )
         at += length

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtape.planner.budget import DerivedBudget, derive_budget, ratio_budget
+from kvtape.planner.budget import DerivedBudget, derive_budget
 from kvtape.planner.plan import BadBudget
 
 
@@ -49,22 +49,3 @@ def test_a_valid_split_leaves_a_block_to_evict(window: int, swa: int, block: int
 def test_a_block_is_at_least_one_token() -> None:
     with pytest.raises(BadBudget, match="block 0"):
         derive_budget(2048, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("n_tokens", "removed", "budget"), [(10, 0.9, 1), (10, 0.5, 5), (3, 0.5, 1), (2, 0.5, 1), (1, 0.0, 1), (7, 0.1, 6)]
-)
-def test_a_ratio_gives_a_budget(n_tokens: int, removed: float, budget: int) -> None:
-    assert ratio_budget(n_tokens, removed) == budget
-
-
-@pytest.mark.parametrize(("n_tokens", "removed"), [(1, 0.5), (1, 0.9), (2, 0.9), (3, 0.9), (0, 0.0)])
-def test_a_budget_that_rounds_to_zero_is_refused(n_tokens: int, removed: float) -> None:
-    with pytest.raises(BadBudget, match="rounds to zero"):
-        ratio_budget(n_tokens, removed)
-
-
-@pytest.mark.parametrize("removed", [-0.1, 1.0, 1.5, float("nan"), float("inf")])
-def test_a_share_outside_zero_and_one_is_refused(removed: float) -> None:
-    with pytest.raises(BadBudget, match=r"not in \[0, 1\)"):
-        ratio_budget(10, removed)

@@ -26,7 +26,7 @@ from kvtape.planner.plan import (
 )
 from kvtape.planner.ranges import Range, RangeSet
 from kvtape.planner.ways import available_ways
-from support.block_lists import block_lists
+from kvtape.testing.strategies import block_lists
 
 PINNED, MAP, VOLATILE = CacheClass.TASK_PINNED, CacheClass.REPO_MAP, CacheClass.VOLATILE
 SURGERY = Capabilities(remove_middle=True, position_shift=True)
@@ -336,7 +336,7 @@ def protected_positions(blocks: list[Block], rest: dict[str, Any]) -> set[int]:
     return found
 
 
-@given(st.booleans().flatmap(block_lists), options)
+@given(st.booleans().flatmap(lambda s: block_lists(scored=s)), options)
 def test_every_plan_is_an_exact_partition_that_spares_the_protected(blocks: list[Block], rest: dict[str, Any]) -> None:
     found = plan_hot_set(blocks, **rest)
     everything, kept, gone = positions(blocks), positions(found.keep), positions(found.evict)
@@ -364,7 +364,7 @@ def test_every_plan_is_an_exact_partition_that_spares_the_protected(blocks: list
         assert found.overshoot_tokens < max((b.n_tokens for b in blocks), default=1)
 
 
-@given(st.booleans().flatmap(block_lists), options, st.randoms(use_true_random=False))
+@given(st.booleans().flatmap(lambda s: block_lists(scored=s)), options, st.randoms(use_true_random=False))
 def test_the_order_of_the_input_does_not_matter(blocks: list[Block], rest: dict[str, Any], rng: random.Random) -> None:
     shuffled = list(blocks)
     rng.shuffle(shuffled)
@@ -384,7 +384,7 @@ def test_scores_without_the_capability_change_nothing(blocks: list[Block], rest:
     assert plan_hot_set(blocks, **rest).evict == plan_hot_set(bare, **rest).evict
 
 
-@given(st.booleans().flatmap(block_lists), options)
+@given(st.booleans().flatmap(lambda s: block_lists(scored=s)), options)
 def test_the_class_path_evicts_a_prefix_of_the_stated_order(blocks: list[Block], rest: dict[str, Any]) -> None:
     rest = rest | {"stream": None, "split": False, "capabilities": SCORED}
     gone = set(evicted(plan_hot_set(blocks, **rest)))
@@ -401,7 +401,7 @@ def test_the_class_path_evicts_a_prefix_of_the_stated_order(blocks: list[Block],
     assert gone == expected
 
 
-@given(st.booleans().flatmap(block_lists), options, st.integers(0, 30))
+@given(st.booleans().flatmap(lambda s: block_lists(scored=s)), options, st.integers(0, 30))
 def test_a_larger_budget_never_keeps_less(blocks: list[Block], rest: dict[str, Any], more: int) -> None:
     smaller, larger = plan_hot_set(blocks, **rest), plan_hot_set(blocks, **(rest | {"budget": rest["budget"] + more}))
     assert RangeSet(smaller.keep).issubset(RangeSet(larger.keep))

@@ -29,7 +29,7 @@ from kvtape.planner.user_policy import (
     UnknownBlock,
     plan_user,
 )
-from support.block_lists import block_lists
+from kvtape.testing.strategies import block_lists
 
 PINNED, MAP, VOLATILE = CacheClass.TASK_PINNED, CacheClass.REPO_MAP, CacheClass.VOLATILE
 CAN = Capabilities(remove_middle=True, attention_scores=True)

@@ -17,7 +17,7 @@ from kvtape.planner.blocks import Block, CacheClass
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.plan import BadScore, InvalidBlock, OverlappingBlocks, StreamPolicy, plan_hot_set
 from kvtape.planner.table import BlockTable
-from support.block_lists import block_lists
+from kvtape.testing.strategies import block_lists
 from support.counted_numpy import CountedNumpy
 
 VOLATILE, MAP = CacheClass.VOLATILE, CacheClass.REPO_MAP
@@ -41,7 +41,7 @@ def same_columns(left: BlockTable, right: BlockTable) -> None:
         np.testing.assert_array_equal(getattr(left, name), getattr(right, name), err_msg=name)
 
 
-@given(st.booleans().flatmap(lambda s: block_lists(s, gaps=s)), options)
+@given(st.booleans().flatmap(lambda s: block_lists(scored=s, gaps=s)), options)
 def test_a_table_plans_what_its_blocks_plan(blocks: list[Block], rest: dict[str, Any]) -> None:
     table = BlockTable(blocks)
     assert plan_hot_set(table, capabilities=CAN, **rest) == plan_hot_set(blocks, capabilities=CAN, **rest)
