@@ -24,12 +24,13 @@ Row = dict[str, Any]
 
 
 class _Session:
-    __slots__ = ("at_ns", "generation", "id", "next_seq", "turn")
+    __slots__ = ("at_ns", "generation", "id", "lost", "next_seq", "turn")
 
     def __init__(self, session_id: str) -> None:
         self.id = session_id
         self.next_seq = self.turn = self.generation = 0
         self.at_ns = 0
+        self.lost = False
 
 
 class EventMaker:
@@ -67,7 +68,8 @@ class EventMaker:
     def close(self) -> None:
         """End the sessions that are open, in the order in which they began."""
         for session in self._sessions.values():
-            self._event(session, session.at_ns, Op.CLOSE)
+            if not session.lost:  # nothing is known of what comes after
+                self._event(session, session.at_ns, Op.CLOSE)
 
     def _request(self, r: Request, session_id: str) -> None:
         session = self._opened(session_id, r.at_ns, r.model)
@@ -106,6 +108,7 @@ class EventMaker:
             return
         session.turn += step.op is Op.PROMPT and step.columns.get("reason") != "suffix"
         session.generation += step.op in (Op.TRUNCATE, Op.RESTORE)
+        session.lost = step.op is Op.LOST
         seq = self._event(session, step.at_ns, step.op, step.columns, step.detail)
         start, stop = step.columns.get("start", 0), step.columns.get("stop", 0)
         if step.hashes is not None:

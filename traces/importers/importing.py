@@ -110,7 +110,7 @@ def read_trace(files: Sequence[str | Path], format_name: str, asked: Asked, note
             trace.digests.append(source.digest())
             trace.duplicates += len(source.repeated)
             if source.repeated:
-                text = "left out" if asked.drop_duplicates else "kept, --drop-duplicates leaves them out"
+                text = "left out" if source.leaves_out_repeated else "kept, --drop-duplicates leaves them out"
                 text = f"rows that were there before, byte for byte; {text}"
                 notes.warn("duplicate_rows", source.name, source.repeated[0], text, len(source.repeated))
     if trace is None or not trace.records:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, TypeVar
 
 import msgspec
@@ -75,8 +76,11 @@ def _rejected(source: Source, message: str) -> Exception:
     return source.rejected(field, what[0].lower() + what[1:].replace("`", ""), remedy)
 
 
-def refuse_repeated_keys(source: Source, data: bytes) -> Any:
-    """The value, decoded. Raises SourceRejected where an object has one key twice, and for NaN and Infinity."""
+def refuse_repeated_keys(source: Source, data: bytes, *, decimals: bool = False) -> Any:
+    """The value, decoded. Raises SourceRejected where an object has one key twice, and for NaN and Infinity.
+
+    `decimals`: numbers with a fraction keep every digit, as Decimal.
+    """
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(found)
@@ -90,7 +94,9 @@ def refuse_repeated_keys(source: Source, data: bytes) -> Any:
         raise source.rejected(None, f"{word}, which JSON has no word for", "correct the line or leave it out")
 
     try:
-        return json.loads(source.text(data), object_pairs_hook=pairs, parse_constant=constant)
+        text = source.text(data)
+        kind = Decimal if decimals else None
+        return json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_float=kind)
     except json.JSONDecodeError as err:
         what = f"not JSON, {err.msg} at column {err.colno}"
         raise source.rejected(None, what, "correct the line or leave it out") from None

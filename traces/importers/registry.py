@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtape.traces.importers.azure import AZURE
+from kvtape.traces.importers.bailian import BAILIAN
 from kvtape.traces.importers.burstgpt import BURSTGPT
+from kvtape.traces.importers.kv_events import KV_EVENTS
 from kvtape.traces.importers.mooncake import MOONCAKE
 from kvtape.traces.importers.protocol import Reader
 from kvtape.traces.importers.source import Source
+from kvtape.traces.importers.vidur import VIDUR
 
 __all__ = ["AUTO", "READERS", "format_names", "reader_for"]
 
 AUTO = "auto"
 
-READERS: tuple[Reader, ...] = (MOONCAKE, AZURE, BURSTGPT)
+READERS: tuple[Reader, ...] = (MOONCAKE, BAILIAN, AZURE, BURSTGPT, VIDUR, KV_EVENTS)
 
 
 def format_names() -> list[str]:

@@ -40,6 +40,7 @@ class Source:
         self.stem = "stdin" if str(path) == "-" else Path(path).name
         self.line = 0
         self.repeated: list[int] = []
+        self.leaves_out_repeated = False
         self._seen: set[bytes] = set()
         self._tap = _Tap(_open(path, self.name))
         packed = self._tap.peek(len(_GZIP)) == _GZIP
@@ -63,6 +64,7 @@ class Source:
                 key = hashlib.blake2b(line, digest_size=16).digest()
                 if key in self._seen:
                     self.repeated.append(self.line)
+                    self.leaves_out_repeated = drop_repeated
                     if drop_repeated:
                         continue
                 else:

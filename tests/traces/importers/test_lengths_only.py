@@ -136,3 +136,29 @@ def test_the_public_files(tmp_path: Path, name: str, rows: int, span_s: float) -
     found = read(tmp_path, [public_trace(name)])
     times = [r.at_ns for r in found.records]
     assert (len(times), (max(times) - min(times)) / 1e9) == (rows, span_s)
+
+
+def test_vidur_with_and_without_arrivals(tmp_path: Path) -> None:
+    data = "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,374,44\n4.314579,396,109\n"
+    found = read(tmp_path, data)
+    assert (found.format, [r.at_ns for r in found.records]) == ("vidur", [0, 4_314_579_000])
+    data = "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n10,5,15,2.0\n20,5,24,4.0\n"
+    found = read(tmp_path, data)
+    assert [(r.at_ns, r.input_tokens, r.output_tokens) for r in found.records] == [(0, 10, 5), (0, 20, 5)]
+    assert found.kinds == ["no_times", "total_differs"]
+
+
+@pytest.mark.parametrize("cell", ["-5", "10.5", "nan", ""])
+def test_vidur_takes_no_prompt_of_a_negative_or_broken_length(tmp_path: Path, cell: str) -> None:
+    error = refused(tmp_path, f"num_prefill_tokens,num_decode_tokens\n10,1\n{cell},5\n")
+    assert (error.line, error.field) == (3, "num_prefill_tokens")
+
+
+def test_the_public_vidur_file_is_the_azure_file(tmp_path: Path) -> None:
+    azure = read(tmp_path, [public_trace("azure/AzureLLMInferenceTrace_conv.csv")]).records
+    vidur = read(tmp_path, [public_trace("vidur/splitwise_conv.csv")]).records
+    zero = azure[0].at_ns
+    assert [(r.input_tokens, r.output_tokens) for r in azure] == [(r.input_tokens, r.output_tokens) for r in vidur]
+    assert all(abs(a.at_ns - zero - v.at_ns) <= 1 for a, v in zip(azure, vidur, strict=True))
+    lengths = read(tmp_path, [public_trace("vidur/arxiv_summarization_head500.csv")])
+    assert (len(lengths.records), lengths.kinds) == (500, ["no_times"])
