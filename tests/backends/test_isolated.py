@@ -28,7 +28,7 @@ from kvtape.planner.specs import parse_policy
 from kvtape.testing.conformance import SCENARIOS, Laboratory, NotApplicable, Scenario
 from kvtape.testing.sink import ListSink
 from support import conformance_backends, llama_tiny, openvino_tiny
-from support.isolated import children, engine, isolated_llama, model_file, session
+from support.isolated import children, engine, interrupted_soon, isolated_llama, model_file, session
 from support.llama_tiny import tokens
 
 CONFIG = SessionConfig(n_ctx=512, chunk=16, kv_type_k="f32", kv_type_v="f32", cold_budget_tokens=256)
@@ -291,11 +291,8 @@ def test_a_cancel_from_another_thread_stops_a_running_operation() -> None:
 def test_ctrl_c_in_a_call_leaves_host_and_other_sessions_alone() -> None:
     backend, other = session(n_ctx=8192, chunk=1), session()
     pid = engine().host_pid
-    timer = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), interrupted_soon():
         backend.prefill(tokens(8000), 0)
-    timer.join()
     with pytest.raises(SessionClosed, match="interrupted"):
         backend.books()
     other.prefill(tokens(10), 0)

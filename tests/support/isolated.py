@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,17 @@ from kvtape.backends.isolated.process import Limits
 from kvtape.backends.protocol import Backend, SessionConfig
 from support import llama_tiny, openvino_tiny
 
-__all__ = ["assert_lost", "children", "descriptors", "engine", "isolated_llama", "model_file", "rigged", "session"]
+__all__ = [
+    "assert_lost",
+    "children",
+    "descriptors",
+    "engine",
+    "interrupted_soon",
+    "isolated_llama",
+    "model_file",
+    "rigged",
+    "session",
+]
 
 
 def model_file(name: str) -> Path:
@@ -50,6 +64,18 @@ def assert_lost(error: EngineFault, *words: str) -> None:
     assert error.fatal_class is FatalClass.DEVICE_LOST
     for word in words:
         assert word in error.cause
+
+
+@contextlib.contextmanager
+def interrupted_soon() -> Iterator[None]:
+    """A Ctrl-C in the middle of the body, which must take longer than a tenth of a second."""
+    timer = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def descriptors() -> int:
