@@ -61,6 +61,7 @@ format: setup ## rewrite the sources in the project's format
 
 docs: setup ## write the generated parts of the pages
 	$(BIN)/python docs/write_pages.py
+	$(BIN)/python docs/write_contract.py
 	$(BIN)/python -m kvtape.traces.document docs/log-schema.md
 
 bench: setup ## measure what the documents promise

@@ -31,6 +31,7 @@ __all__ = ["KV_TYPES", "Compiled", "Passenger", "Profile", "round_to"]
 KV_TYPES = ("f16", "f32")
 """Storage types that a session can really get beside f32 inference; bf16 and mixed types silently become f32."""
 
+_DEVICE = "CPU"
 _PROBE_TOKEN = 1
 
 
@@ -84,7 +85,7 @@ class Compiled:
         self.lock = threading.RLock()
         self.imports = 0
         try:
-            self._model = core().compile_model(graph.model, "CPU", profile.properties())
+            self._model = core().compile_model(graph.model, _DEVICE, profile.properties())
         except RuntimeError as err:
             raise EnvironmentProblem(f"{path.name}: OpenVINO cannot compile this model: {_last_line(err)}") from None
         self._passengers: list[weakref.ref[Passenger]] = []
@@ -145,12 +146,12 @@ class Compiled:
         """A fresh compiled model. Raises RuntimeError, MemoryError and EnvironmentProblem."""
         self.imports += 1
         if self._blob is not None:
-            self._model = core().import_model(self._blob, "CPU", self.profile.properties())
+            self._model = core().import_model(self._blob, _DEVICE, self.profile.properties())
             if self._same_numbers():
                 return
             self._model = self._blob = None
         graph = build_graph(self._path, queries=self.profile.queries)
-        self._model = core().compile_model(graph.model, "CPU", self.profile.properties())
+        self._model = core().compile_model(graph.model, _DEVICE, self.profile.properties())
 
     def _same_numbers(self) -> bool:
         """Whether the model computes what it did when it was new, to the bit."""
