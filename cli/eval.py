@@ -50,6 +50,10 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--text", metavar="F", help="Of nll: a text file, - for stdin. Default: generated sentences."),
+    ] = None,
     format_name: Annotated[str, typer.Option("--format", metavar="F", help="Of the needle: city or passkey.")] = "city",
     needle_at: Annotated[
         list[str] | None,
@@ -65,6 +69,18 @@ def evaluate(
     ] = None,
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")] = 1,
     chunk: Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="Tokens in one prefill call.")] = 512,
+    choose_layers: Annotated[
+        bool, typer.Option("--choose-layers", help="Only print which layers find the fact best, on --seeds.")
+    ] = False,
+    layer_seeds: Annotated[
+        str | None,
+        typer.Option(
+            "--layer-seeds",
+            metavar="A:B",
+            help="Choose on these seeds, apart from --seeds, the layers of policies with layers=chosen.",
+            show_default=False,
+        ),
+    ] = None,
     log: Annotated[
         Path | None,
         typer.Option("--log", metavar="OUT", help="Record every trial in a new log.", show_default=False),
@@ -83,9 +99,13 @@ def evaluate(
         --policy stream --policy snapkv:sink=4,recent=32,queries=probe,layers=17-23 \\
         --budget 128 --budget 256
     """
-    from kvtape.cli.evaluation import Asked, run
+    from kvtape.cli.eval_needle import run_layers, run_needles
+    from kvtape.cli.eval_nll import run_nlls
+    from kvtape.cli.evaluation import Asked
+    from kvtape.planner.grammar import choose_name
 
-    return run(
+    runs = {"needle": run_layers if choose_layers else run_needles, "nll": run_nlls}
+    return runs[choose_name("task", task, runs)](
         Asked(
             task=task,
             model=model,
@@ -93,7 +113,10 @@ def evaluate(
             policies=tuple(policy or []),
             budgets=tuple(budget or []),
             seeds=seeds,
+            layer_seeds=layer_seeds,
+            choose_layers=choose_layers,
             tokens=tokens,
+            text=text,
             format_name=format_name,
             where=tuple(needle_at or ["middle"]),
             n_ctx=n_ctx,

@@ -65,14 +65,19 @@ class World:
     content: bool = False
     next_trial: int = 0
 
-    def session(self, target: Target, policy: PolicySpec, session_id: str, n_ctx: int) -> Session:
-        """A session on a context of its own. Raises UsageError, UnsupportedOperation, EnvironmentProblem."""
+    def session(
+        self, target: Target, policy: PolicySpec, session_id: str, n_ctx: int, sink: EventSink | None = None
+    ) -> Session:
+        """A session on a context of its own; `sink` stands before the log's.
+
+        Raises UsageError, UnsupportedOperation, EnvironmentProblem.
+        """
         backend = target.engine.open(replace(target.config, n_ctx=n_ctx))
         try:
             return Session(
                 backend,
                 policy,
-                self.sink,
+                self.sink if sink is None else sink,
                 self.clock,
                 run_id=self.run_id,
                 session_id=session_id,
