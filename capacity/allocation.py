@@ -94,10 +94,14 @@ class Cells(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """The caches of a model in an engine with its settings, ready to be sized for any context."""
+    """The caches of a model in an engine with its settings, ready to be sized for any context.
+
+    `growth`: what an engine may hold of a cache that grows, as a multiple of its rows; 1 where it is allocated at once.
+    """
 
     lines: tuple[CacheLine, ...]
     cells: Callable[[int], Cells]
+    growth: int = 1
 
     def total_bytes(self, n_ctx: int) -> int:
         """Bytes of a context of `n_ctx` tokens, all slots together, as asked of the engine; at least 1 is taken."""
@@ -107,8 +111,12 @@ class Caches:
             for line, (cells, streams) in zip(self.lines, sized, strict=True)
         )
 
+    def peak_bytes(self, n_ctx: int) -> int:
+        """The most that the engine may hold on the way to `n_ctx` tokens: what memory must have room for."""
+        return self.growth * self.total_bytes(n_ctx)
+
     def allocate(self, n_ctx: int) -> Allocation:
-        """The same, cache by cache. Raises CapacityError below 1 token."""
+        """As `total_bytes`, cache by cache. Raises CapacityError below 1 token."""
         if n_ctx < 1:
             raise CapacityError(f"a context of {n_ctx} tokens; the least is 1")
         sized = self.cells(n_ctx)

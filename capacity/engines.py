@@ -54,7 +54,11 @@ class Sizing:
         """The same in one number."""
         return self._caches.total_bytes(n_ctx)
 
+    def peak_bytes(self, n_ctx: int) -> int:
+        """What memory must have room for; more than `total_bytes` where an engine's buffers grow by doubling."""
+        return self._caches.peak_bytes(n_ctx)
+
     def fit(self, limit: int) -> Callable[[int], int]:
-        """From bytes to the largest context that they hold, at most `limit` tokens; for `resolve`."""
+        """From bytes to the largest context that they have room for, at most `limit` tokens; for `resolve`."""
         step = self.rule.context_step(self.settings)
-        return lambda budget: largest_that_fits(self._caches.total_bytes, budget, limit, step)
+        return lambda budget: largest_that_fits(self._caches.peak_bytes, budget, limit, step)

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from kvtape.capacity.allocation import CacheLine, Caches, CacheSettings, Cells
 from kvtape.capacity.errors import CapacityError
 from kvtape.capacity.geometry import KVGeometry, LayerGroup, LayerKind
-from kvtape.capacity.widths import row_bytes
+from kvtape.capacity.widths import KV_TYPES, row_bytes
 
 __all__ = ["LLAMA_RULES", "LlamaRule", "llama_rule"]
 
@@ -144,6 +144,9 @@ def llama_rule(build: int | None = None) -> LlamaRule:
 def _check(geometry: KVGeometry, settings: CacheSettings) -> None:
     if settings.slots > _MOST_SLOTS:
         raise CapacityError(f"{settings.slots} slots; llama.cpp takes {_MOST_SLOTS} at most")
+    unknown = sorted({t for g in geometry.groups for t in (g.type_k, g.type_v)} - set(KV_TYPES))
+    if unknown:
+        raise CapacityError(f"llama.cpp does not keep a cache as {unknown[0]!r}; choose from {', '.join(KV_TYPES)}")
     quantised = {g.type_v for g in geometry.groups if g.v_elems} - {"bf16", "f16", "f32"}
     if quantised and not settings.flash_attention:
         raise CapacityError(

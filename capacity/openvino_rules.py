@@ -12,20 +12,18 @@ from typing import Final
 from kvtape.capacity.allocation import CacheLine, Caches, CacheSettings, Cells
 from kvtape.capacity.errors import CapacityError
 from kvtape.capacity.geometry import KVGeometry, LayerGroup, LayerKind
+from kvtape.capacity.widths import OPENVINO_BYTES
 
-__all__ = ["OPENVINO_TYPES", "OpenVinoRule", "PagedRule", "StatefulRule", "state_row_bytes"]
-
-OPENVINO_TYPES: Final = {"bf16": 2, "f16": 2, "f32": 4, "u8": 1}
-"""Storage type -> bytes of an element."""
+__all__ = ["OpenVinoRule", "PagedRule", "StatefulRule", "state_row_bytes"]
 
 _SCALE_BYTES: Final = 8
 
 
 def state_row_bytes(kv_type: str, elements: int, heads: int) -> int:
     """One token's keys or values of one layer. Raises CapacityError for a type the runtime does not keep."""
-    width = OPENVINO_TYPES.get(kv_type)
+    width = OPENVINO_BYTES.get(kv_type)
     if width is None:
-        known = ", ".join(sorted(OPENVINO_TYPES))
+        known = ", ".join(sorted(OPENVINO_BYTES))
         raise CapacityError(f"OpenVINO does not keep a cache as {kv_type!r}; choose from {known}")
     if not elements:
         return 0
@@ -37,6 +35,7 @@ class OpenVinoRule:
     """What both have in common. Slots never share: each has rows of its own, `n_ctx // slots` tokens at most."""
 
     version: str = "2026.4"
+    growth: int = 1
 
     @property
     def name(self) -> str:
@@ -60,7 +59,7 @@ class OpenVinoRule:
             rows = [1 if line.group.kind is LayerKind.RECURRENT else self._cells(each) for line in lines]
             return Cells(n_ctx, each, [(n, slots) for n in rows])
 
-        return Caches(tuple(lines), cells)
+        return Caches(tuple(lines), cells, self.growth)
 
     def _cells(self, n_ctx: int) -> int:
         return n_ctx
@@ -72,7 +71,9 @@ class OpenVinoRule:
 
 @dataclass(frozen=True, slots=True)
 class StatefulRule(OpenVinoRule):
-    """KV states of an `InferRequest`: a row for every token."""
+    """KV states of an `InferRequest`: a row for every token, in buffers that double when they are full (measured)."""
+
+    growth: int = 2
 
     @property
     def name(self) -> str:
@@ -81,7 +82,10 @@ class StatefulRule(OpenVinoRule):
     @property
     def text(self) -> str:
         """The rule in words."""
-        return "one row a token in the model's states; u8 rows carry a scale and a zero point for each head"
+        return (
+            "one row a token in the model's states, whose buffers double when full, so memory for twice the rows is "
+            "needed; u8 rows carry a scale and a zero point for each head"
+        )
 
 
 @dataclass(frozen=True, slots=True)

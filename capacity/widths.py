@@ -11,7 +11,7 @@ from typing import Final
 
 from kvtape.capacity.errors import CapacityError
 
-__all__ = ["BLOCK_ELEMENTS", "BYTES_PER_BLOCK", "KV_TYPES", "row_bytes"]
+__all__ = ["BLOCK_ELEMENTS", "BYTES_PER_BLOCK", "KV_TYPES", "OPENVINO_BYTES", "row_bytes"]
 
 BLOCK_ELEMENTS: Final = 32
 
@@ -29,15 +29,21 @@ BYTES_PER_BLOCK: Final = {
 """Storage type -> bytes of 32 elements."""
 
 KV_TYPES: Final = tuple(sorted(BYTES_PER_BLOCK))
+"""What llama.cpp stores a cache as."""
+
+OPENVINO_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4, "u8": 1}
+"""What OpenVINO stores a cache as -> bytes of an element; the scales of u8 rows are its rule's business."""
 
 _PLAIN: Final = frozenset({"bf16", "f16", "f32"})
 
 
 def row_bytes(kv_type: str, elements: int) -> int:
     """Bytes of one row. Raises CapacityError for an unknown type, or a row that a block type cannot hold."""
+    if kv_type == "u8":
+        return elements
     width = BYTES_PER_BLOCK.get(kv_type)
     if width is None:
-        raise CapacityError(f"KV type {kv_type!r} is unknown; choose from {', '.join(KV_TYPES)}")
+        raise CapacityError(f"KV type {kv_type!r} is unknown; choose from {', '.join((*KV_TYPES, 'u8'))}")
     if elements % BLOCK_ELEMENTS and kv_type not in _PLAIN:
         raise CapacityError(
             f"a row of {elements} elements cannot be stored as {kv_type}, which packs {BLOCK_ELEMENTS} at a time; "

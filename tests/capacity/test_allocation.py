@@ -88,8 +88,9 @@ def test_fit_is_the_largest_context(
     sizing = Sizing(for_rule(geometry, rule), rule, asked)
     found = sizing.fit(limit)(budget)
     assert 0 <= found <= limit
-    assert not found or sizing.total_bytes(found) <= budget
-    assert found == limit or sizing.total_bytes(found + 1) > budget
+    assert not found or sizing.peak_bytes(found) <= budget
+    assert found == limit or sizing.peak_bytes(found + 1) > budget
+    assert sizing.peak_bytes(found) >= sizing.total_bytes(found)
 
 
 @given(geometries, rules, all_settings, contexts)

@@ -1,0 +1,147 @@
+"""The whole answer to "what fits?": the six numbers, the reason, every cache, and what was assumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvtape.capacity.allocation import Allocation, CacheSettings, EngineRule
+from kvtape.capacity.engines import Sizing
+from kvtape.capacity.errors import CapacityError
+from kvtape.capacity.geometry import KVGeometry
+from kvtape.capacity.layers import ModelKV
+from kvtape.capacity.resolve import MemoryBudget, ResolvedContext, ServedTokens, resolve
+
+__all__ = ["Answer", "Question", "answer"]
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`memory` None: sizes alone, nothing is clamped. `cold_bytes`: budget of the cold store, on the host."""
+
+    model: ModelKV
+    rule: EngineRule
+    settings: CacheSettings
+    type_k: str
+    type_v: str
+    memory: MemoryBudget | None = None
+    request: int | ServedTokens | None = None
+    hot_limit: int | None = None
+    cold_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`allocation` is None where not even the smallest context fits."""
+
+    question: Question
+    geometry: KVGeometry
+    sizing: Sizing
+    context: ResolvedContext
+    allocation: Allocation | None
+    notes: tuple[str, ...]
+
+    @property
+    def ideal_bytes(self) -> int:
+        """Rows that attention can see: of every slot's own context, or of one that has the whole shared pool."""
+        settings, n_ctx = self.question.settings, int(self.context.effective)
+        if not n_ctx:
+            return 0
+        if settings.unified:
+            return self.geometry.bytes(n_ctx) + (settings.slots - 1) * self.geometry.bytes(0)
+        return self.geometry.bytes(-(-n_ctx // settings.slots), settings.slots)
+
+    def body(self) -> dict[str, Any]:
+        """As JSON, with stable keys; sizes in bytes or MiB, contexts in tokens.
+
+        `context_limit` is the trained context of all slots together; `n_ctx` is what the engine makes of `effective`.
+        """
+        asked, context, found = self.question, self.context, self.allocation
+        has_memory = asked.memory is not None
+        return {
+            "arch": asked.model.arch,
+            "engine": asked.rule.name,
+            "rule": f"{asked.rule.name}: {asked.rule.text}",
+            "model_max": asked.model.model_max,
+            "context_limit": context.model_max,
+            "request": context.request,
+            "memory_tokens": context.memory_tokens if has_memory else None,
+            "effective": int(context.effective),
+            "hot": context.hot,
+            "planner": context.planner,
+            "clamp_reason": None if context.clamp_reason is None else str(context.clamp_reason),
+            "n_ctx": found.n_ctx if found else 0,
+            "per_sequence": found.n_ctx_seq if found else 0,
+            "slots": asked.settings.slots,
+            "unified": asked.settings.unified,
+            "kv_type_k": asked.type_k,
+            "kv_type_v": asked.type_v,
+            "ideal_bytes": self.ideal_bytes,
+            "allocated_bytes": found.total_bytes if found else 0,
+            "peak_bytes": self.sizing.peak_bytes(int(context.effective)) if found else 0,
+            "marginal_bytes": self.geometry.marginal_bytes(),
+            "weights_bytes": asked.memory.weights if asked.memory else asked.model.weights_bytes,
+            "cache_budget_bytes": asked.memory.for_cache if asked.memory else None,
+            "caches": [
+                {
+                    "part": p.part,
+                    "layers": p.layers,
+                    "cells": p.cells,
+                    "streams": p.streams,
+                    "k_mib": p.k_bytes / MIB,
+                    "v_mib": p.v_bytes / MIB,
+                    "total_mib": p.total_bytes / MIB,
+                }
+                for p in (found.parts if found else ())
+            ],
+            "assumptions": list(self.notes),
+        }
+
+
+def answer(question: Question) -> Answer:
+    """Raises CapacityError for what the engine would refuse, and where no context is known to start from."""
+    model, settings = question.model, question.settings
+    geometry = model.geometry.stored_as(question.type_k, question.type_v)
+    sizing = Sizing(geometry, question.rule, settings)
+    limit = model.model_max * (1 if settings.unified else settings.slots)
+    if not limit:
+        if question.request is None:
+            raise CapacityError("the model does not say its trained context (context_length); give one with --ctx")
+        limit = int(question.request)
+    memory = question.memory
+    fit = (lambda _: limit) if memory is None else sizing.fit(limit)
+    context = resolve(
+        limit,
+        fit,
+        MemoryBudget(free=0) if memory is None else memory,
+        question.request,
+        hot_limit=question.hot_limit,
+        cold_tokens=_cold_tokens(geometry, question.cold_bytes),
+    )
+    served = int(context.effective)
+    allocation = sizing.allocate(served) if served else None
+    return Answer(question, geometry, sizing, context, allocation, _notes(question, served, allocation))
+
+
+def _cold_tokens(geometry: KVGeometry, cold_bytes: int) -> int:
+    """A cold block holds the rows of every layer, windowed ones too."""
+    per_token = geometry.marginal_bytes(0)
+    return cold_bytes // per_token if per_token else 0
+
+
+def _notes(question: Question, served: int, found: Allocation | None) -> tuple[str, ...]:
+    notes = list(question.model.notes)
+    settings = question.settings
+    if question.memory is not None and not question.memory.weights:
+        notes.append("assumed: no weights in this memory; give their size with --weights")
+    if found is None:
+        return (*notes, "nothing fits: not even the smallest context")
+    if found.n_ctx != served:
+        notes.append(f"the engine rounds {served} tokens up to {found.n_ctx}; the asked number is what may be used")
+    if settings.slots > 1 and settings.unified:
+        notes.append(f"{settings.slots} slots share one pool of {found.n_ctx} tokens: together they can overflow it")
+    elif settings.slots > 1:
+        notes.append(f"{settings.slots} slots have {found.n_ctx_seq} tokens each")
+    return tuple(notes)
