@@ -43,7 +43,7 @@ def feed(parts: Parts, tokens: list[int], stretches: Sequence[Stretch], start: i
             cache_start=cache_start,
             physical_prefill_calls=result.calls,
             physical_prefill_tokens=result.tokens,
-            token_count_source="engine",
+            token_count_source=_source(result.counted),
             elapsed_ns=elapsed,
             kv_bytes=parts.resident_bytes(),
             **counters,
@@ -79,7 +79,7 @@ def decode_run(parts: Parts, wanted: int, choose: Choose) -> tuple[int, ...]:
         n_tokens=len(run.tokens),
         cache_start=cache_start,
         completion_tokens=len(run.tokens),
-        token_count_source="engine",
+        token_count_source=_source(run.counted),
         decode_calls=run.calls,
         elapsed_ns=elapsed,
         kv_bytes=parts.resident_bytes(),
@@ -87,3 +87,7 @@ def decode_run(parts: Parts, wanted: int, choose: Choose) -> tuple[int, ...]:
     parts.tokens_since_plan += len(run.tokens)
     parts.logits, parts.probed = run.logits, None
     return run.tokens
+
+
+def _source(counted: bool) -> str:
+    return "engine" if counted else "fallback"

@@ -77,21 +77,26 @@ class SessionConfig:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Result of a prefill, rebuild or refill: logits of its last token, engine calls made, tokens computed."""
+    """Result of a prefill, rebuild or refill: logits of its last token, engine calls made, tokens computed.
+
+    `counted`: whether the engine itself confirms that count; else it is what it was given, a fallback.
+    """
 
     logits: Logits
     calls: int
     tokens: int
+    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRun:
-    """Tokens that were decoded, logits after the last, and why the run ended."""
+    """Tokens that were decoded, logits after the last, and why the run ended; `counted` as in `Computed`."""
 
     tokens: tuple[int, ...]
     logits: Logits
     calls: int
     stopped: Literal["n", "limit", "chosen_none"]
+    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
