@@ -18,6 +18,7 @@ from typing import Any
 from kvtape.backends.isolated.frames import receive, send
 from kvtape.backends.isolated.opened import Opened
 from kvtape.backends.isolated.serving import CancelDesk, SessionServer, answer, die
+from kvtape.backends.isolated.values import wire_version
 from kvtape.backends.protocol import Engine, SessionConfig
 
 __all__ = ["Host", "main"]
@@ -34,7 +35,7 @@ class Host:
 
     def run(self) -> None:
         """Serve until the parent closes the control socket, then free the engines."""
-        send(self._control, ["ready"])
+        send(self._control, ["ready", wire_version()])
         while True:
             try:
                 _, operation, _, arguments = receive(self._control)

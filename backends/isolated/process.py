@@ -25,7 +25,7 @@ from typing import Final
 
 from kvtape.backends.errors import EnvironmentProblem
 from kvtape.backends.isolated.frames import receive
-from kvtape.backends.isolated.values import WireError
+from kvtape.backends.isolated.values import WireError, wire_version
 
 __all__ = ["HostProcess", "Limits"]
 
@@ -139,17 +139,28 @@ class HostProcess:
     def _greet(self) -> None:
         self.control.settimeout(self.limits.start)
         try:
-            receive(self.control)
-        except (EOFError, OSError, WireError) as err:
-            how = f"not ready after {self.limits.start:g} s"
-            if not isinstance(err, TimeoutError):
-                how = self.how_it_ended("its start")
+            greeting = receive(self.control)
+        except BaseException as err:
+            why = self._why_not_ready(err)
             self._end()
-            raise EnvironmentProblem(f"the engine host does not start: {how}") from None
-        except BaseException:
+            if why is None:
+                raise
+            raise EnvironmentProblem(f"the engine host does not start: {why}") from None
+        if greeting != ["ready", wire_version()]:
             self._end()
-            raise
+            raise EnvironmentProblem("the installed kvtape is not the one that runs here; start this program again")
         self.control.settimeout(self.limits.answer)
+
+    def _why_not_ready(self, error: BaseException) -> str | None:
+        """None when it is this process that was interrupted."""
+        match error:
+            case TimeoutError():
+                return f"not ready after {self.limits.start:g} s"
+            case EOFError() | OSError():
+                return self.how_it_ended("its start")
+            case WireError():
+                return str(error)
+        return None
 
 
 class _Tail:

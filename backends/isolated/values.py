@@ -19,6 +19,7 @@ beside the text, uncopied on the way out and read in place on the way in.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -42,7 +43,7 @@ from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.layout import Segment
 from kvtape.planner.ranges import RangeSet
 
-__all__ = ["RECORDS", "Unsendable", "WireError", "decode", "encode"]
+__all__ = ["RECORDS", "Unsendable", "WireError", "decode", "encode", "wire_version"]
 
 RECORDS: Final = {
     cls.__name__: cls
@@ -69,6 +70,12 @@ class Unsendable(TypeError):
 
 class WireError(Exception):
     """What arrived is not what the other side could have sent."""
+
+
+def wire_version() -> str:
+    """The same in two processes exactly if they mean the same by every record."""
+    names = sorted((name, [f.name for f in dataclasses.fields(cls)]) for name, cls in RECORDS.items())
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
 
 def encode(value: object) -> tuple[bytes, list[memoryview]]:

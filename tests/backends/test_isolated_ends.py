@@ -14,6 +14,7 @@ import pytest
 from kvtape.backends.errors import EnvironmentProblem, SessionClosed
 from kvtape.backends.isolated.engine import open_isolated
 from kvtape.backends.isolated.process import HostProcess, Limits
+from kvtape.backends.isolated.values import RECORDS
 from kvtape.backends.protocol import SessionConfig
 from support.isolated import children, descriptors, engine, model_file, session
 from support.llama_tiny import tokens
@@ -165,4 +166,13 @@ def test_a_host_that_is_not_ready_in_time_is_ended() -> None:
     before = (descriptors(), children())
     with pytest.raises(EnvironmentProblem, match=r"not ready after 0\.001 s"):
         open_isolated("llama", model_file("llama"), limits=Limits(start=0.001))
+    assert (descriptors(), children()) == before
+
+
+def test_a_host_of_another_kvtape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program that runs on meets when the package under it is replaced."""
+    before = (descriptors(), children())
+    monkeypatch.delitem(RECORDS, "Segment")
+    with pytest.raises(EnvironmentProblem, match="start this program again"):
+        open_isolated("llama", model_file("llama"))
     assert (descriptors(), children()) == before
