@@ -26,7 +26,8 @@ _ROW = (("run_id", "the run"), ("session_id", "the session"))
 
 _TURNS = View(
     "turns",
-    "One row per turn: what was offered, what was reused, what it cost.",
+    "One row per turn: what was offered, what was reused, what it cost. What an imported session's source does not say "
+    "is NULL: a session without any event of an engine did not evict 0 tokens.",
     (
         *_ROW,
         ("turn", "1-based"),
@@ -59,15 +60,19 @@ _TURNS = View(
         sum(dropped)::UBIGINT AS dropped,
         coalesce(sum(suffix), 0)::UBIGINT AS suffix,
         coalesce(sum(completion_tokens), 0)::UBIGINT AS completion_tokens,
-        coalesce(sum(physical_prefill_tokens), 0)::UBIGINT AS physical_prefill_tokens,
-        coalesce(sum(recomputed_tokens), 0)::UBIGINT AS recomputed_tokens,
-        coalesce(sum(n_tokens) FILTER (op = 'evict'), 0)::UBIGINT AS evicted_tokens,
-        coalesce(sum(n_tokens) FILTER (op = 'admit'), 0)::UBIGINT AS admitted_tokens,
+        coalesce(sum(physical_prefill_tokens), nothing)::UBIGINT AS physical_prefill_tokens,
+        coalesce(sum(recomputed_tokens), nothing)::UBIGINT AS recomputed_tokens,
+        coalesce(sum(n_tokens) FILTER (op = 'evict'), nothing)::UBIGINT AS evicted_tokens,
+        coalesce(sum(n_tokens) FILTER (op = 'admit'), nothing)::UBIGINT AS admitted_tokens,
         count(*) FILTER (op = 'refuse')::UBIGINT AS refused,
-        coalesce(sum(elapsed_ns) FILTER (op = 'prefill'), 0)::UBIGINT AS prefill_ns,
-        coalesce(sum(elapsed_ns) FILTER (op = 'decode'), 0)::UBIGINT AS decode_ns,
+        coalesce(sum(elapsed_ns) FILTER (op = 'prefill'), nothing)::UBIGINT AS prefill_ns,
+        coalesce(sum(elapsed_ns) FILTER (op = 'decode'), nothing)::UBIGINT AS decode_ns,
         arg_max(resident_tokens, seq) FILTER (resident_tokens IS NOT NULL) AS resident_tokens
-    FROM events WHERE turn > 0 GROUP BY run_id, session_id, turn
+    FROM (
+        SELECT *, CASE WHEN bool_or(op NOT IN ('open', 'prompt', 'generate', 'close'))
+            OVER (PARTITION BY run_id, session_id) THEN 0 END AS nothing
+        FROM events)
+    WHERE turn > 0 GROUP BY run_id, session_id, turn, nothing
     """,
     "SELECT session_id, turn, prompt_tokens, reused, forgotten, prefilled FROM turns ORDER BY ALL",
 )
@@ -181,7 +186,8 @@ _WHY_PREFILLED = View(
     "computed in the session), `extended` (the prompt goes on past the tape), `diverged` (the tape held other tokens "
     "there), `evicted` (the tokens had been resident and were computed again), `last_token_for_logits` (the whole "
     "prompt was there, its last token was computed for its logits), `restore_had_no_effect` (a state was restored and "
-    "nothing of the common prefix was resident), `suffix` (tokens put behind the prefix), `shift_impossible` and "
+    "nothing of the common prefix was resident), `window_pruned` (a sliding window had dropped what it needs; imported "
+    "server logs say so), `suffix` (tokens put behind the prefix), `shift_impossible` and "
     "`surgery_impossible` (the cache was rebuilt because the session can neither move nor take out rows), "
     "`rebuild_chosen` (it was rebuilt although it could), `unknown` (the events before it were lost).",
     (
@@ -220,6 +226,7 @@ _WHY_PREFILLED = View(
             WHEN c.op IN ('evict', 'truncate') THEN 'rebuild_chosen'
             WHEN p.seq IS NULL THEN 'unknown'
             WHEN p.reason = 'suffix' THEN 'suffix'
+            WHEN cut.reason = 'window_pruned' THEN 'window_pruned'
             WHEN p.computed_seq IS NULL THEN 'cold'
             WHEN p.restore_seq > p.computed_seq AND p."start" > 0 AND c.turn_reused = 0 THEN 'restore_had_no_effect'
             WHEN c."start" >= cut."stop" THEN 'extended'
@@ -234,7 +241,8 @@ _WHY_PREFILLED = View(
     LEFT JOIN marked p ON p.run_id = c.run_id AND p.session_id = c.session_id AND p.seq = c.prompt_seq
     LEFT JOIN events cut ON cut.run_id = c.run_id AND cut.session_id = c.session_id AND cut.seq = c.cut_seq
         AND c.cut_seq > c.prompt_seq
-    WHERE c.op IN ('prefill', 'recompute') OR c.op IN ('evict', 'truncate') AND c.way = 'recompute'
+    WHERE c.op IN ('prefill', 'recompute') AND c.reason IS DISTINCT FROM 'before_log'
+        OR c.op IN ('evict', 'truncate') AND c.way = 'recompute'
     """,
     "SELECT reason, count(*) AS events, sum(tokens) AS tokens FROM why_prefilled GROUP BY reason ORDER BY tokens DESC",
 )
@@ -380,6 +388,78 @@ _SCORED = View(
     "SELECT session_id, plan_seq, block_id, rank, mass_per_token FROM scored WHERE given_up ORDER BY ALL",
 )
 
+_WARM_COLD = View(
+    "warm_cold",
+    "One row per turn: how much of its context was there already and how much had to be computed, the work that a "
+    "kernel for sparse prefill could save. `attention_pairs` counts the query-key pairs of dense causal attention of "
+    "the computed tokens: computed x warm + computed x (computed + 1) / 2. `rule` says where warm comes from: "
+    "`measured` (the engine reused it), or `endless_cache` (the source only has block ids: the leading blocks that an "
+    "earlier request of the run had, what a cache of any size could have had); NULL where nothing is known.",
+    (
+        *_ROW,
+        ("turn", "the turn"),
+        ("kind", "warm (some of the context was there), cold (none), or NULL"),
+        ("rule", "see above"),
+        ("context_tokens", "tokens of the prompt, and those put behind it"),
+        ("warm_tokens", "of them already there"),
+        ("computed_tokens", "of them computed"),
+        ("attention_pairs", "see above"),
+    ),
+    """
+    WITH ids AS (
+        SELECT t.run_id, t.session_id, e.turn, t.n_tokens, t.block_tokens, e.at_ns, e.session_id AS of, e.seq,
+            unnest(from_json(t.hashes, '["VARCHAR"]')) AS block, generate_subscripts(
+                from_json(t.hashes, '["VARCHAR"]'), 1) AS number
+        FROM tokens t JOIN events e USING (run_id, session_id, seq) WHERE e.op = 'prompt'),
+    firsts AS (
+        SELECT *, (at_ns, of, seq) > min((at_ns, of, seq)) OVER (PARTITION BY run_id, block) AS seen FROM ids),
+    endless AS (
+        SELECT run_id, session_id, turn, least(any_value(n_tokens), any_value(block_tokens)
+            * (coalesce(min(number) FILTER (NOT seen), max(number) + 1) - 1))::UBIGINT AS warm
+        FROM firsts GROUP BY ALL),
+    joined AS (
+        SELECT t.run_id, t.session_id, t.turn, coalesce(t.prefix_tokens, 0) + t.suffix AS context_tokens,
+            CASE WHEN t.reused IS NOT NULL THEN 'measured' WHEN w.warm IS NOT NULL THEN 'endless_cache' END AS rule,
+            coalesce(t.reused + t.forgotten, t.reused, w.warm) AS warm_tokens
+        FROM turns t LEFT JOIN endless w USING (run_id, session_id, turn)),
+    counted AS (
+        SELECT *, (context_tokens::HUGEINT - warm_tokens)::UBIGINT AS computed_tokens FROM joined)
+    SELECT run_id, session_id, turn, CASE WHEN warm_tokens > 0 THEN 'warm' WHEN warm_tokens = 0 THEN 'cold' END AS kind,
+        rule, context_tokens, warm_tokens, computed_tokens,
+        computed_tokens * warm_tokens + computed_tokens * (computed_tokens + 1) // 2 AS attention_pairs
+    FROM counted
+    """,
+    "SELECT kind, rule, count(*) AS turns, sum(computed_tokens) AS computed FROM warm_cold GROUP BY ALL ORDER BY ALL",
+)
+
+_CONTEXT_LENGTHS = View(
+    "context_lengths",
+    "One row per run and doubling of the context length: how many turns are so long, and how much of the run's "
+    "attention work stands in them. Weighted by turns, by tokens and by query-key pairs (see `warm_cold`).",
+    (
+        ("run_id", "the run"),
+        ("at_least_tokens", "contexts of this many tokens up to twice as many; a power of two, 0 for an empty one"),
+        ("turns", "turns with such a context"),
+        ("context_tokens", "their tokens"),
+        ("computed_tokens", "those of them that were computed; NULL where that is not known"),
+        ("attention_pairs", "query-key pairs of the computed ones; NULL where that is not known"),
+        ("turns_share", "of the run's turns"),
+        ("attention_share", "of the run's pairs"),
+    ),
+    """
+    WITH grouped AS (
+        SELECT run_id, CASE WHEN context_tokens > 0 THEN (2 ** floor(log2(context_tokens)))::UBIGINT
+                ELSE 0 END AS at_least_tokens,
+            count(*)::UBIGINT AS turns, sum(context_tokens)::UBIGINT AS context_tokens,
+            sum(computed_tokens)::UBIGINT AS computed_tokens, sum(attention_pairs)::UBIGINT AS attention_pairs
+        FROM warm_cold GROUP BY ALL)
+    SELECT *, turns / sum(turns) OVER (PARTITION BY run_id) AS turns_share,
+        attention_pairs / nullif(sum(attention_pairs) OVER (PARTITION BY run_id), 0) AS attention_share
+    FROM grouped
+    """,
+    "SELECT at_least_tokens, turns, round(attention_share, 3) AS attention FROM context_lengths ORDER BY ALL",
+)
+
 VIEWS: tuple[View, ...] = (
     _TURNS,
     _COLD_BLOCKS,
@@ -390,5 +470,7 @@ VIEWS: tuple[View, ...] = (
     _FATALS,
     _DECISIONS,
     _SCORED,
+    _WARM_COLD,
+    _CONTEXT_LENGTHS,
 )
 """In the order of creation: a view may use the ones before it."""

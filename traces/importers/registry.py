@@ -8,6 +8,7 @@ from kvtape.traces.importers.azure import AZURE
 from kvtape.traces.importers.bailian import BAILIAN
 from kvtape.traces.importers.burstgpt import BURSTGPT
 from kvtape.traces.importers.kv_events import KV_EVENTS
+from kvtape.traces.importers.llama_server import LLAMA_SERVER
 from kvtape.traces.importers.mooncake import MOONCAKE
 from kvtape.traces.importers.protocol import Reader
 from kvtape.traces.importers.source import Source
@@ -17,7 +18,7 @@ __all__ = ["AUTO", "READERS", "format_names", "reader_for"]
 
 AUTO = "auto"
 
-READERS: tuple[Reader, ...] = (MOONCAKE, BAILIAN, AZURE, BURSTGPT, VIDUR, KV_EVENTS)
+READERS: tuple[Reader, ...] = (MOONCAKE, BAILIAN, AZURE, BURSTGPT, VIDUR, KV_EVENTS, LLAMA_SERVER)
 
 
 def format_names() -> list[str]:
