@@ -25,7 +25,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 
 STRICT := planner capacity traces backends eval replay cli testing
 
-.PHONY: help setup demo test check format docs bench clean
+.PHONY: help setup demo test check format docs bench soak clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ docs: setup ## write the generated parts of the pages
 
 bench: setup ## measure what the documents promise
 	$(BIN)/python benchmarks/run.py
+
+soak: setup ## the long run of crashes: kills, power cuts, full disks, flipped bits (half an hour)
+	$(BIN)/python benchmarks/soak.py
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -28,6 +28,7 @@ class FindingKind(StrEnum):
     HEAD_DAMAGED = "head_damaged"
     HEAD_FOREIGN = "head_foreign"
     HEAD_MISMATCH = "head_mismatch"
+    FILE = "file"
 
 
 @dataclass(frozen=True, slots=True)

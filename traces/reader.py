@@ -36,11 +36,13 @@ class Log:
     """An open log. Use as a context manager, or `close` it: an open sealed log keeps writers out.
 
     `notice`: one line for people when this is a snapshot; None for a sealed log. `head`: what was acknowledged last;
-    None when the sidecar is missing or damaged (`head_problem` says which).
+    None when the sidecar is missing or damaged (`head_problem` says which). `source`: the file that is read, the log
+    itself or the copy of it.
     """
 
     def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, meta: dict[str, str], source: Path) -> None:
         self.path = path
+        self.source = source
         self.connection = connection
         self.meta = meta
         self.sealed = "sealed" in meta

@@ -32,7 +32,7 @@ from kvtape.traces.keys import key_path
 from kvtape.traces.leftovers import claimed, leftovers
 from kvtape.traces.live import drop_stale_wal, held_elsewhere, recorded_here, snapshot
 from kvtape.traces.seal import check_copy, copy_rows
-from kvtape.traces.sidecar import Head, fsync_dir, head_path, read_head, write_head
+from kvtape.traces.sidecar import Head, file_digest, fsync_dir, head_path, read_head, write_head
 
 __all__ = ["Cut", "RepairReport", "repair"]
 
@@ -106,6 +106,7 @@ def repair(path: str | Path, out: str | Path) -> RepairReport:
             connection.close()
         fsync_file(fresh)
         check_copy(fresh, head)
+        head = head.as_sealed(file_digest(fresh))
         name_log(fresh, target)
         fsync_dir(target.parent)
         write_head(target, head)
@@ -152,7 +153,7 @@ def _copy_out(
         ).fetchall()[0]
     cut = Cut(*_lost(old, len(batches), seqs), wal_bytes)
     extra = {"repaired": _told(meta, cut)} if cut else {}
-    head = Head(meta["log_id"], report.batches, report.digest, report.rows, seqs, sealed=True)
+    head = Head(meta["log_id"], report.batches, report.digest, report.rows, seqs, "")
     copy_rows(connection, {**meta, "sealed": "true", **extra}, fresh)
     return head, RepairReport(
         report.batches,

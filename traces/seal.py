@@ -21,7 +21,7 @@ from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.leftovers import sealing_path
 from kvtape.traces.query import order_by
 from kvtape.traces.schema import ROW_TABLES
-from kvtape.traces.sidecar import Head, fsync_dir, write_head
+from kvtape.traces.sidecar import Head, file_digest, fsync_dir, write_head
 from kvtape.traces.writer import LogWriter
 
 __all__ = ["check_copy", "copy_rows", "seal_log"]
@@ -38,6 +38,7 @@ def seal_log(writer: LogWriter) -> Head:
         copy_rows(writer.connection, {**meta, "sealed": "true"}, fresh)
         fsync_file(fresh)
         check_copy(fresh, head)
+        sealed = head.as_sealed(file_digest(fresh))
     except BaseException:
         writer.close()  # lets go of the copy first
         fresh.unlink(missing_ok=True)
@@ -46,7 +47,6 @@ def seal_log(writer: LogWriter) -> Head:
     writer.close()
     fresh.replace(log)
     fsync_dir(log.parent)
-    sealed = head.as_sealed()
     write_head(log, sealed)
     wal_path(log).unlink(missing_ok=True)
     fsync_dir(log.parent)
@@ -56,14 +56,16 @@ def seal_log(writer: LogWriter) -> Head:
 def copy_rows(connection: duckdb.DuckDBPyConnection, meta: Mapping[str, str], fresh: Path) -> None:
     """A new file with these meta rows and every batch and row of an open log, checkpointed."""
     build_file(fresh, meta)
-    connection.execute(f"ATTACH '{str(fresh).replace(chr(39), chr(39) * 2)}' AS sealed (READ_WRITE)")
+    # A log may be called anything, also what the copy would be called here.
+    name = "copy" if connection.execute("SELECT current_database()").fetchall()[0][0] != "copy" else "copy_of_it"
+    connection.execute(f"ATTACH '{str(fresh).replace(chr(39), chr(39) * 2)}' AS {name} (READ_WRITE)")
     connection.execute("BEGIN")
-    connection.execute("INSERT INTO sealed.batches SELECT * FROM batches ORDER BY batch")
+    connection.execute(f"INSERT INTO {name}.batches SELECT * FROM batches ORDER BY batch")
     for table in ROW_TABLES:
-        connection.execute(f"INSERT INTO sealed.{table.name} SELECT * FROM {table.name} {order_by(table, 'batch')}")
+        connection.execute(f"INSERT INTO {name}.{table.name} SELECT * FROM {table.name} {order_by(table, 'batch')}")
     connection.execute("COMMIT")
-    connection.execute("CHECKPOINT sealed")
-    connection.execute("DETACH sealed")
+    connection.execute(f"CHECKPOINT {name}")
+    connection.execute(f"DETACH {name}")
 
 
 def check_copy(fresh: Path, head: Head) -> None:

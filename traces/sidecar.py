@@ -7,27 +7,33 @@ a head ahead of its file is a lost tail.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-__all__ = ["Head", "fsync_dir", "head_path", "read_head", "session_key", "write_head"]
+__all__ = ["Head", "file_digest", "fsync_dir", "head_path", "read_head", "session_key", "write_head"]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """`batch` and its chain `digest` (hex); `rows` of all tables so far; last seq of each "run/session"."""
+    """What was acknowledged last.
+
+    `batch` and its chain `digest` (hex); `rows` of all tables so far; last seq of each "run/session"; `file`: SHA-256
+    (hex) over the bytes of the database file, which nobody writes between its making and its sealing, nor after.
+    """
 
     log_id: str
     batch: int
     digest: str
     rows: int
     sessions: dict[str, int]
+    file: str
     sealed: bool = False
 
-    def as_sealed(self) -> Head:
-        return replace(self, sealed=True)
+    def as_sealed(self, file: str) -> Head:
+        return replace(self, sealed=True, file=file)
 
 
 def head_path(log: Path) -> Path:
@@ -36,6 +42,12 @@ def head_path(log: Path) -> Path:
 
 def session_key(run_id: str, session_id: str) -> str:
     return f"{run_id}/{session_id}"
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 hex over the bytes of a file."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def write_head(log: Path, head: Head) -> None:
@@ -65,8 +77,8 @@ def read_head(log: Path) -> Head | None:
         return None
     except (TypeError, ValueError) as err:
         raise ValueError(f"{path.name} is damaged ({err})") from err
-    well_formed = isinstance(head.batch, int) and isinstance(head.rows, int) and isinstance(head.sessions, dict)
-    if not well_formed or not isinstance(head.digest, str):
+    wanted = {"log_id": str, "batch": int, "digest": str, "rows": int, "sessions": dict, "file": str, "sealed": bool}
+    if any(type(getattr(head, name)) is not kind for name, kind in wanted.items()):
         raise ValueError(f"{path.name} is damaged (wrong types)")
     return head
 

@@ -17,6 +17,7 @@ from kvtape.traces.keys import key_path, stored_key
 from kvtape.traces.leftovers import leftovers
 from kvtape.traces.live import held_elsewhere, recorded_here
 from kvtape.traces.reader import Log, open_log
+from kvtape.traces.sidecar import file_digest
 
 __all__ = ["Finding", "FindingKind", "VerifyResult", "verify"]
 
@@ -41,7 +42,7 @@ def verify(path: str | Path) -> VerifyResult:
             key = stored_key(log.path, log.meta.get("key_id"))
             content = [] if key is None else list(check_content(log.connection, key))
             findings = [*report.findings, *content, *_fold_findings(log, report.findings), *_head_findings(log)]
-            findings += check_definitions(log.connection, log.meta)
+            findings += [*check_definitions(log.connection, log.meta), *_file_findings(log)]
             notices = [] if log.notice is None else [log.notice]
             if key is None and holds_content(log.connection):
                 notices.append(f"{key_path(log.path).name} is not there or not this log's: token ids were not checked")
@@ -67,6 +68,15 @@ def _head_findings(log: Log) -> list[Finding]:
     missing = log.head_problem is None or "missing" in log.head_problem
     kind = FindingKind.HEAD_MISSING if missing else FindingKind.HEAD_DAMAGED
     return [Finding(kind, f"{log.head_problem}: whether the end of the log is lost cannot be told")]
+
+
+def _file_findings(log: Log) -> Iterator[Finding]:
+    """Bytes that hold no row are no part of the chain, yet a disk that changes them is not to be trusted."""
+    head = log.head
+    if head is None or head.log_id != log.meta.get("log_id") or (log.sealed and not head.sealed):
+        return  # the last: a crash between sealing the file and its sidecar, which is still the old file's
+    if file_digest(log.source) != head.file:
+        yield Finding(FindingKind.FILE, "the bytes of the database file are not those that were written")
 
 
 def _fold_findings(log: Log, findings: list[Finding]) -> list[Finding]:

@@ -25,7 +25,7 @@ from kvtape.traces.keys import key_id, key_path, load_or_create_key
 from kvtape.traces.live import recorded_here, recording
 from kvtape.traces.reader import open_log
 from kvtape.traces.schema import FORMAT, ROW_TABLES, RUNS, SCHEMA_VERSION
-from kvtape.traces.sidecar import Head, head_path, read_head, session_key, write_head
+from kvtape.traces.sidecar import Head, file_digest, head_path, read_head, session_key, write_head
 
 __all__ = ["LogWriter"]
 
@@ -57,7 +57,7 @@ class LogWriter:
             "key_id": key_id(key),
         }
         create_log_file(path, meta)
-        head = Head(meta["log_id"], 0, genesis(meta).hex(), 0, {})
+        head = Head(meta["log_id"], 0, genesis(meta).hex(), 0, {}, file_digest(path))
         return cls._hold(path, key, lambda _: head)
 
     @classmethod
@@ -118,7 +118,7 @@ class LogWriter:
         sessions = dict(self.head.sessions)
         if "events" in ordered:
             sessions.update({session_key(run, sid): last for run, sid, _, last in span_list(ordered["events"])})
-        head = Head(self.head.log_id, batch, digest.hex(), self.head.rows + summary.rows, sessions)
+        head = Head(self.head.log_id, batch, digest.hex(), self.head.rows + summary.rows, sessions, self.head.file)
         write_head(self.path, head)
         self.head = head
         self._usable = True
@@ -167,13 +167,16 @@ def _resumed_head(path: Path, connection: duckdb.DuckDBPyConnection, key: bytes)
     ).fetchall()
     batch, digest, rows = last[0] if last else (0, genesis(meta), 0)
     marks = connection.execute("SELECT run_id, session_id, max(seq) FROM events GROUP BY ALL ORDER BY ALL").fetchall()
-    _check_sidecar(path, connection, meta, batch)
+    file = _check_sidecar(path, connection, meta, batch)
     sessions = {session_key(run, session): seq for run, session, seq in marks}
-    return Head(meta["log_id"], batch, digest.hex(), rows, sessions)
+    return Head(meta["log_id"], batch, digest.hex(), rows, sessions, file)
 
 
-def _check_sidecar(path: Path, connection: duckdb.DuckDBPyConnection, meta: Mapping[str, str], last_batch: int) -> None:
-    """Raises LogUnreadable when the sidecar contradicts the file, or is not there to contradict it."""
+def _check_sidecar(path: Path, connection: duckdb.DuckDBPyConnection, meta: Mapping[str, str], last_batch: int) -> str:
+    """The file's digest, which the sidecar bears.
+
+    Raises LogUnreadable when the sidecar contradicts the file, or is not there to contradict it.
+    """
     try:
         head = read_head(path)
     except ValueError as err:
@@ -181,7 +184,7 @@ def _check_sidecar(path: Path, connection: duckdb.DuckDBPyConnection, meta: Mapp
     if head is None:
         if last_batch:
             raise LogUnreadable(f"{path}: {head_path(path).name} is missing; put it back to go on recording")
-        return  # the recorder died before its first batch
+        return file_digest(path)  # the recorder died before its first batch
     if head.log_id != meta.get("log_id") or head.batch > last_batch:
         raise LogUnreadable(
             f"{path}: its acknowledged tail is gone or the sidecar is another log's (head at batch {head.batch}, "
@@ -190,3 +193,4 @@ def _check_sidecar(path: Path, connection: duckdb.DuckDBPyConnection, meta: Mapp
     found = connection.execute("SELECT digest FROM batches WHERE batch = ?", [head.batch]).fetchall()
     if (found[0][0] if found else genesis(meta)).hex() != head.digest:
         raise LogUnreadable(f"{path}: batch {head.batch} is not the one that was acknowledged; see `kvtape verify`")
+    return head.file

@@ -13,9 +13,9 @@ from kvtape.traces.chain import genesis, link, summarise
 from kvtape.traces.chain_check import batch_slices, last_seqs, stored_batches
 from kvtape.traces.keys import key_path
 from kvtape.traces.schema import ALL_TABLES, ROW_TABLES, guard_statements
-from kvtape.traces.sidecar import head_path
+from kvtape.traces.sidecar import file_digest, head_path
 
-__all__ = ["copy_log", "edit_log"]
+__all__ = ["change_head", "copy_log", "edit_log", "own_file"]
 
 
 def copy_log(src: Path, dst: Path) -> Path:
@@ -46,14 +46,22 @@ def edit_log(src: Path, dst: Path, sql_statements: Sequence[str], rechain: bool)
         if rechain:
             digest, rows = _rechain(connection)
             sessions = last_seqs(stored_batches(connection))
-            sidecar = head_path(dst)
-            head = json.loads(sidecar.read_text())
-            head.update(digest=digest.hex(), rows=rows, sessions=sessions)
-            sidecar.write_text(json.dumps(head))
+            change_head(dst, digest=digest.hex(), rows=rows, sessions=sessions)
         _guard_again(connection)
     finally:
         connection.close()
-    return dst
+    return own_file(dst)
+
+
+def own_file(log: Path) -> Path:
+    """Let the sidecar bear the digest of the file as it is, as a forger would."""
+    change_head(log, file=file_digest(log))
+    return log
+
+
+def change_head(log: Path, **values: object) -> None:
+    sidecar = head_path(log)
+    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | values))
 
 
 def _guard_again(connection: duckdb.DuckDBPyConnection) -> None:
