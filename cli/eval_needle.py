@@ -17,7 +17,7 @@ from kvtape.eval.needle_report import needle_rows
 from kvtape.eval.needles import FORMATS
 from kvtape.eval.places import REGIONS, Regions, regions_of
 from kvtape.eval.ranges import parse_range
-from kvtape.eval.targets import Target, World
+from kvtape.eval.targets import Target, World, check_target
 from kvtape.planner.grammar import choose_name
 
 __all__ = ["run_layers", "run_needles"]
@@ -53,6 +53,8 @@ def run_needles(asked: Asked) -> int:
     with opened_targets(asked) as targets:
         config["model"] = targets[0].engine.facts.fingerprint
         prompts = prepare(task, targets, candidates)
+        if layer_seeds is not None:
+            check_target(targets[0], [], task.n_tokens, scores=True)
         with opened_world(asked, config, targets) as world, progress("evaluating") as shown:
             chosen = None
             if layer_seeds is not None:
@@ -87,6 +89,7 @@ def run_layers(asked: Asked) -> int:
     )
     with opened_targets(asked) as targets:
         config["model"] = targets[0].engine.facts.fingerprint
+        check_target(targets[0], [], task.n_tokens, scores=True)
         with opened_world(asked, config, targets) as world:
             runs = _choose(task, targets[0], world, candidates[0].policy.block)
         body = envelope(config, targets)

@@ -17,7 +17,7 @@ from kvtape.eval.candidates import Candidate
 from kvtape.eval.needles import is_correct
 from kvtape.eval.places import Regions
 from kvtape.eval.prompts import NeedlePrompt, needle_prompt
-from kvtape.eval.targets import Target, World
+from kvtape.eval.targets import Target, World, check_target
 from kvtape.planner.rows import TrialRow
 from kvtape.planner.specs import parse_policy
 
@@ -89,9 +89,8 @@ def prepare(task: NeedleTask, targets: Sequence[Target], candidates: Sequence[Ca
                 f"{task.n_tokens} tokens; lower the budget or raise --tokens"
             )
     prompts = [prompts_of(task, target) for target in targets]
-    for of_target in prompts:
-        for candidate in candidates:
-            candidate.policy.check_context(task.n_ctx or _context_for(of_target))
+    for target, of_target in zip(targets, prompts, strict=True):
+        check_target(target, [c.policy for c in candidates], task.n_ctx or _context_for(of_target))
     return prompts
 
 

@@ -20,7 +20,7 @@ from kvtape.backends.protocol import Logits
 from kvtape.backends.session import Session
 from kvtape.eval.candidates import Candidate
 from kvtape.eval.peaks import PeakSink
-from kvtape.eval.targets import Target, World
+from kvtape.eval.targets import Target, World, check_target
 from kvtape.planner.rows import TrialRow
 
 __all__ = ["PIECE", "NllTask", "NllTrack", "check_task", "kl_divergence", "log_softmax", "run_nll"]
@@ -81,16 +81,17 @@ def kl_divergence(dense: LogProbs, other: LogProbs) -> float:
 
 
 def check_task(task: NllTask, target: Target, candidates: Sequence[Candidate]) -> None:
-    """Raises UsageError for a text that needs no stream or is none, SpecError for a policy that needs more context."""
+    """Raises UsageError for a text that is none, a budget without room or a target that cannot evict, SpecError for a
+    policy that needs more context."""
     if len(task.tokens) < 2:
         raise UsageError(f"the text has {len(task.tokens)} tokens; at least 2 are needed, one to predict")
     for candidate in candidates:
-        candidate.policy.check_context(task.n_ctx)
         if candidate.budget is not None and candidate.budget >= task.n_ctx:
             raise UsageError(
                 f"policy {candidate.label}: a budget of {candidate.budget} leaves no room for a new token in a context "
                 f"of {task.n_ctx}; lower the budget or raise --n-ctx"
             )
+    check_target(target, [c.policy for c in candidates], task.n_ctx)
 
 
 def run_nll(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from kvtape.backends.errors import UnsupportedOperation
+from kvtape.backends.feasible import check_policy, may_recompute
 from kvtape.backends.protocol import Clock, Engine, EventSink, SessionConfig
 from kvtape.backends.session import Session
 from kvtape.planner.events import Event
 from kvtape.planner.rows import BlockRow, PlanRow, ScoreRow, SessionRow, TrialRow
 from kvtape.planner.specs import PolicySpec
 
-__all__ = ["NullSink", "Target", "TrialSink", "World"]
+__all__ = ["NullSink", "Target", "TrialSink", "World", "check_target"]
 
 
 class TrialSink(EventSink, Protocol):
@@ -53,6 +55,27 @@ class Target:
     engine: Engine
     config: SessionConfig
     evict_by: str = "native"
+
+
+def check_target(target: Target, policies: Iterable[PolicySpec], n_ctx: int, *, scores: bool = False) -> None:
+    """Open a context as the trials will, and close it again: what cannot run is found before a log exists.
+
+    Raises UnsupportedOperation where nothing can be evicted or, with `scores`, measured; SpecError, UsageError and
+    EnvironmentProblem as opening does.
+    """
+    backend = target.engine.open(replace(target.config, n_ctx=n_ctx))
+    try:
+        able = backend.capabilities
+        if scores and not able.attention_scores:
+            raise UnsupportedOperation("score", backend.refusal("attention_scores") or "no attention_scores")
+        for policy in policies:
+            check_policy(policy, backend, evict_by=target.evict_by)
+            # Else every row would be dense under another name.
+            if policy.evicts and not policy.ways(able, may_recompute(backend, target.evict_by)):
+                why = backend.refusal("remove_middle") or "no way to carry it out"
+                raise UnsupportedOperation(f"evicting on {target.spec}", why)
+    finally:
+        backend.close()
 
 
 @dataclass(slots=True)

@@ -1,0 +1,146 @@
+"""Streaming a long text: figures against the engine's own, memory bounded at every event, on both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from kvtape.backends.clock import ManualClock
+from kvtape.backends.errors import UsageError
+from kvtape.backends.protocol import Engine, SessionConfig
+from kvtape.eval.candidates import candidates_of
+from kvtape.eval.nll import NllTask, NllTrack, check_task, kl_divergence, log_softmax, run_nll
+from kvtape.eval.nll_report import nll_rows
+from kvtape.eval.targets import Target, World
+from kvtape.eval.texts import long_text
+from kvtape.planner.events import Op
+from kvtape.planner.rows import TrialRow
+from kvtape.planner.specs import SpecError
+from kvtape.testing.sink import ListSink
+from support.engines import ENGINES, load_engine
+from support.tiny_gguf import write_tiny
+
+LOGITS = arrays(np.float32, 9, elements=st.floats(-50, 50, width=32))
+N_CTX, N_TOKENS = 256, 8 * 256
+
+
+class Kept(ListSink):
+    """Everything in memory, trials too; sessions share one list of events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trials: list[TrialRow] = []
+
+    def add_trials(self, rows: list[TrialRow]) -> None:
+        self.trials += rows
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    loaded = load_engine(request.param, write_tiny(tmp_path_factory.mktemp("m") / "t.gguf"))
+    config = SessionConfig(chunk=128, kv_type_k="f32", kv_type_v="f32")
+    yield Target(request.param, loaded, config)
+    loaded.close()
+
+
+def run(target: Target, policies: tuple[str, ...], n_tokens: int, n_ctx: int = N_CTX) -> tuple[list[NllTrack], Kept]:
+    sink = Kept()
+    task = NllTask(long_text(target.engine.tokenize, 3, n_tokens), n_ctx, 1000, 3)
+    candidates = candidates_of(policies, [])
+    check_task(task, target, candidates)
+    return run_nll(task, target, 0, candidates, World(sink, ManualClock(), "r")), sink
+
+
+def test_a_text_eight_times_the_context_streams_within_it(target: Target) -> None:
+    policies = ("stream:sink=4,recent=220", "stream:sink=0,recent=224,positions=rebased")
+    tracks, sink = run(target, policies, N_TOKENS)
+    dense, sunk, bare = tracks
+    assert [len(t.nll) for t in tracks] == [N_TOKENS - 1] * 3
+    # From the events themselves, not from the task's own account.
+    for session in sink.sessions[1:]:
+        assert session.n_ctx == N_CTX
+        events = [e for e in sink.events if e.session_id == session.session_id]
+        resident = [e.resident_tokens for e in events if e.resident_tokens is not None]
+        assert len([e for e in events if e.op is Op.EVICT]) > 40
+        assert max(resident) == N_CTX
+        assert sum(e.n_tokens or 0 for e in events if e.op in (Op.PREFILL, Op.DECODE)) == N_TOKENS
+    assert sunk.resident_most == bare.resident_most == N_CTX
+    assert dense.resident_most == N_TOKENS
+    assert dense.kl == []
+    # What fits the context is dense for every policy; what comes later is not.
+    assert max(sunk.kl[: N_CTX - 2]) < 1e-9
+    assert sunk.nll[: N_CTX - 2] == pytest.approx(dense.nll[: N_CTX - 2], abs=1e-5)
+    assert min(max(sunk.kl[N_CTX:]), max(bare.kl[N_CTX:])) > 1e-6
+    assert [(r.start, r.stop, r.n_tokens) for r in sink.trials[:3]] == [
+        (1, 1000, 999),
+        (1000, 2000, 1000),
+        (2000, 2048, 48),
+    ]
+    assert sink.trials[4].nll == pytest.approx(np.mean(sunk.nll[999:1999]))
+    assert sink.trials[4].kl == pytest.approx(np.mean(sunk.kl[999:1999]))
+
+
+def test_the_figures_are_those_of_the_engine_itself(target: Target) -> None:
+    tracks, _ = run(target, (), 120)
+    tokens = long_text(target.engine.tokenize, 3, 120)
+    backend = target.engine.open(SessionConfig(n_ctx=256, kv_type_k="f32", kv_type_v="f32"))
+    for at in (1, 17, 64, 119):
+        backend.truncate(0)
+        logits = backend.prefill(tokens[:at], 0).logits.astype(np.float64)
+        expected = np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[tokens[at]]
+        assert tracks[0].nll[at - 1] == pytest.approx(expected, abs=2e-4)
+    backend.close()
+
+
+def test_dense_that_does_not_fit_the_model_is_absent_and_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+    engine: Engine = load_engine("llama", write_tiny(tmp_path_factory.mktemp("m") / "t.gguf", n_ctx=512))
+    target = Target("llama", engine, SessionConfig())
+    tracks, _ = run(target, ("stream:sink=4,recent=100",), 700)
+    assert tracks[0].absent == "700 tokens do not fit the trained context of 512"
+    assert len(tracks[1].nll) == 699
+    assert tracks[1].kl == []
+    rows = nll_rows(tracks, 700, 1000)
+    assert (rows[0]["nll"], rows[0]["absent"]) == (None, tracks[0].absent)
+    assert (rows[1]["excess"], rows[1]["kl"], rows[1]["n"]) == (None, None, 699)
+    engine.close()
+
+
+def test_rows_are_stretches_and_a_total() -> None:
+    dense, sunk = (NllTrack("b", c) for c in candidates_of(["stream:sink=4,recent=60"], []))
+    dense.nll, sunk.nll, sunk.kl = [1.0] * 2499, [1.5] * 999 + [2.5] * 1500, [0.25] * 2499
+    rows = nll_rows([dense, sunk], 2500, 1000)
+    assert [(r["part"], r["start"], r["stop"], r["n"]) for r in rows[4:]] == [
+        ("all", 1, 2500, 2499),
+        ("0-1000", 1, 1000, 999),
+        ("1000-2000", 1000, 2000, 1000),
+        ("2000-2500", 2000, 2500, 500),
+    ]
+    assert [r["excess"] for r in rows[5:]] == [0.5, 1.5, 1.5]
+    assert rows[4]["excess"] == pytest.approx((999 * 0.5 + 1500 * 1.5) / 2499, abs=1e-6)
+    assert rows[4]["excess_low"] < rows[4]["excess"] < rows[4]["excess_high"]
+    assert (rows[6]["kl"], rows[6]["kl_low"], rows[6]["perplexity"]) == (0.25, 0.25, 12.1825)
+    assert rows[0]["excess"] is None
+
+
+@given(LOGITS, LOGITS)
+def test_divergence_is_zero_of_itself_and_never_negative(a: np.ndarray, b: np.ndarray) -> None:
+    p, q = log_softmax(a), log_softmax(b)
+    assert np.exp(p).sum() == pytest.approx(1)
+    assert kl_divergence(p, p) == 0
+    assert kl_divergence(p, q) >= 0
+    assert kl_divergence(p, q) == pytest.approx(float(np.sum(np.exp(p) * (p - q))), abs=1e-9)
+
+
+def test_bad_texts_and_budgets_are_refused_before_anything_runs(target: Target) -> None:
+    policies = candidates_of(["stream:sink=4,recent=252"], [])
+    with pytest.raises(UsageError, match="the text has 1 tokens; at least 2"):
+        check_task(NllTask((5,), 512), target, policies)
+    with pytest.raises((UsageError, SpecError), match="256"):
+        check_task(NllTask((5,) * 9, 256), target, policies)
+    with pytest.raises(UsageError, match="a budget of 300 leaves no room for a new token in a context of 256"):
+        check_task(NllTask((5,) * 9, 256), target, candidates_of(["class:budget=300"], []))
