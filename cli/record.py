@@ -74,6 +74,7 @@ def record(
     # Everything that can be wrong is looked at before the log exists.
     if (text is None) == (chat is None):
         raise UsageError("give one of --text and --chat")
+    open_engine = engine_opener(isolate=isolate, deadline=deadline)
     spec = parse_policy(policy)
     target = parse_target(backend)
     make: Callable[[Engine], Script]
@@ -81,7 +82,6 @@ def record(
         make = partial(chat_script, messages=read_chat(chat), decode=decode)
     else:
         make = partial(text_script, text=read_text(text or "-"), decode=decode)
-    open_engine = engine_opener(isolate=isolate, deadline=deadline)
     require_new(log)
     engine = open_engine(target.engine, model if model is not None else demo_model(), target.options)
     try:
