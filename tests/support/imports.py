@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from kvtape.traces.importers.errors import SourceRejected
-from kvtape.traces.importers.importing import ImportResult, import_trace, read_trace
+from kvtape.traces.importers.importing import ImportResult, import_trace
 from kvtape.traces.importers.notes import Notes, Warned
 from kvtape.traces.importers.protocol import Asked
+from kvtape.traces.importers.reading import read_trace
 from kvtape.traces.reader import Log, open_log
 from support.repository import ROOT
 

@@ -12,9 +12,10 @@ import pytest
 from kvtape.traces.errors import LogExists, LogWriteFailed, TraceError
 from kvtape.traces.importers import writing
 from kvtape.traces.importers.errors import SourceRejected
-from kvtape.traces.importers.importing import import_trace, read_trace
+from kvtape.traces.importers.importing import import_trace
 from kvtape.traces.importers.notes import Notes
 from kvtape.traces.importers.protocol import Asked
+from kvtape.traces.importers.reading import read_trace
 from kvtape.traces.importers.registry import READERS, format_names
 from kvtape.traces.importers.source import Source
 from support.imports import column, imported, read, refused, written
