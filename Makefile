@@ -25,7 +25,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 
 STRICT := planner capacity traces backends eval replay cli testing
 
-.PHONY: help setup demo test check format docs bench soak clean
+.PHONY: help setup demo test check format docs bench contract soak clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,10 @@ check: setup ## formatting, lint, types, the floor rule
 format: setup ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+contract: setup ## the parity contract: run its tests, then say what holds (kvtape doctor --contract)
+	$(BIN)/python -m pytest -q -m contract --kvtape-evidence contract-evidence.json tests
+	$(BIN)/kvtape doctor --contract --evidence contract-evidence.json
 
 docs: setup ## write the generated parts of the pages
 	$(BIN)/python docs/write_pages.py

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from kvtape.cli.args import AnyModelPath, AsJson
 
@@ -18,15 +20,42 @@ ENGINES = {"llama": ("llama_cpp", "llama-cpp-python"), "openvino": ("openvino", 
 _PROBE_SECONDS = 120
 
 
-def doctor(model: AnyModelPath = None, as_json: AsJson = False) -> int:
+def doctor(
+    logs: Annotated[
+        list[Path] | None, typer.Argument(metavar="LOG", help="With --contract: logs to ask.", show_default=False)
+    ] = None,
+    model: AnyModelPath = None,
+    contract: Annotated[
+        bool, typer.Option("--contract", help="Say what holds of the parity contract, from logs and a test run.")
+    ] = False,
+    evidence: Annotated[
+        Path | None,
+        typer.Option("--evidence", metavar="FILE", help="What pytest -m contract --kvtape-evidence FILE wrote."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
     """Say what works on this machine, and why not.
 
     Every engine runs a few tokens of the demo model (or --model) in a process of its own. Exits 3 when an installed
-    one fails.
+    one fails. With --contract it says of each invariant of the parity contract whether it holds, fails or is unproven,
+    and exits 1 when one fails.
+
+    \b
+    Example:
+      kvtape doctor --contract demo-out/demo.duckdb --evidence evidence.json
     """
+    from kvtape.backends.errors import UsageError
     from kvtape.cli.models import find_demo_model
     from kvtape.cli.output import emit
 
+    if contract:
+        from kvtape.cli.contract import contract_report, contract_sections
+
+        report = contract_report(logs or [], evidence)
+        emit("doctor", report, contract_sections(report), as_json=as_json)
+        return 1 if any(told["state"] == "fails" for told in report["invariants"].values()) else 0
+    if logs or evidence is not None:
+        raise UsageError("logs and --evidence belong to --contract; without it doctor looks at this machine alone")
     path = model if model is not None else find_demo_model()
     engines = [_engine(name, path) for name in ENGINES]
     body = {"engines": engines, "machine": _machine(), "model": None if path is None else path.name}

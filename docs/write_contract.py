@@ -9,11 +9,10 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
 
 from kvtape.backends.errors import FatalClass  # noqa: E402
+from kvtape.replay.identities import IDENTITIES  # noqa: E402
 from support.fault_plays import PLAYS  # noqa: E402
 from support.fault_refusals import REFUSALS  # noqa: E402
 from support.fault_table import CELLS, ENGINE_NAMES, OPERATIONS  # noqa: E402
-
-BEGIN, END = "<!-- fault matrix -->", "<!-- end of fault matrix -->"
 
 
 def fault_matrix() -> str:
@@ -41,11 +40,24 @@ def fault_matrix() -> str:
     return "\n".join(parts)
 
 
+def identities() -> str:
+    """What is held against the rows of a log."""
+    rows = [f"| `{i.name}` | {i.says} |" for i in IDENTITIES]
+    return "\n".join(["| identity | what must hold |", "|---|---|", *rows])
+
+
+PARTS = {"fault matrix": fault_matrix, "identities": identities}
+"""By the marker around each in the page."""
+
+
 def main() -> None:
     page = DOCS / "contract.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n\n{fault_matrix()}\n\n{END}{after}", encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    for name, part in PARTS.items():
+        before, _, rest = text.partition(f"<!-- {name} -->")
+        _, _, after = rest.partition(f"<!-- end of {name} -->")
+        text = f"{before}<!-- {name} -->\n\n{part()}\n\n<!-- end of {name} -->{after}"
+    page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The pytest plugin: `pytest --kvtape-backend module:factory` runs the conformance suite on that backend.
 
-Each scenario is one test item, `conformance::NAME`; `-k`, `-x` and reports work as ever. Without the option the plugin
-does nothing, and imports nothing of kvtape.
+Each scenario is one test item, `conformance::NAME`; `-k`, `-x` and reports work as ever. `--kvtape-evidence FILE`
+writes what the tests of the parity contract came to. Without the options the plugin does nothing, and imports nothing
+of kvtape.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 _OPTION = "--kvtape-backend"
+_EVIDENCE = "--kvtape-evidence"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,12 +37,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run kvtape's conformance suite on the backend that factory(config) opens; repeatable. Without paths only "
         "the suite is run.",
     )
+    group.addoption(_EVIDENCE, metavar="FILE", help="write what the tests marked `contract` came to, for kvtape doctor")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where no path was asked for, the suite alone is meant."""
+    """Where no path was asked for, the conformance suite alone is meant."""
     if config.getoption(_OPTION) and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = []
+    if config.getoption(_EVIDENCE):
+        from pathlib import Path
+
+        from kvtape.testing.evidence import EvidenceRecorder
+
+        config.pluginmanager.register(EvidenceRecorder(Path(config.getoption(_EVIDENCE))), "kvtape-evidence")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -25,6 +25,8 @@ from support.fault_plays import PLAYS, start
 from support.fault_refusals import REFUSALS, Refusal
 from support.tiny_gguf import write_tiny
 
+pytestmark = pytest.mark.contract("I1")
+
 _folder = tempfile.TemporaryDirectory(prefix="kvtape-refusals-")
 
 

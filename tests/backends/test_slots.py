@@ -28,6 +28,8 @@ from kvtape.planner.events import Op
 from support.slot_machine import HandClock, SlotMachine, World, open_slot_session
 from support.watched import ToyEngine, WatchedBackend
 
+pytestmark = pytest.mark.contract("I1")
+
 SETTINGS = settings(
     max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -20,6 +20,8 @@ from support.engines import ENGINES, load_engine
 from support.slot_machine import HandClock, SlotMachine, World, open_slot_session
 from support.tiny_gguf import write_tiny
 
+pytestmark = pytest.mark.contract("I1")
+
 _folder = tempfile.TemporaryDirectory(prefix="kvtape-slots-")
 ARCHS = {"a": "llama", "b": "qwen2"}
 CONFIG = SessionConfig(n_ctx=256, chunk=64, kv_type_k="f32", kv_type_v="f32", cold_budget_tokens=64)

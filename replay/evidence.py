@@ -1,0 +1,119 @@
+"""Evidence of a test run for the parity contract: what ran, how it ended, and of which sources it speaks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from kvtape.backends.errors import UsageError
+
+__all__ = ["INVARIANTS", "REQUIRED", "Evidence", "TestCount", "read_evidence", "sources_digest", "write_evidence"]
+
+INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6", "I7")
+
+REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "I1": ("test_fault_matrix.py", "test_fault_refusals.py", "test_slots.py", "test_slots_engines.py"),
+    "I2": ("test_capability_truth.py",),
+    "I3": ("test_parity.py",),
+    "I4": ("test_identities.py", "test_telemetry.py"),
+}
+"""Test files without which a run proves nothing of an invariant. The others have none yet, and stay unproven."""
+
+_SCHEMA = "kvtape-evidence/1"
+_ROOMS = ("backends", "capacity", "cli", "eval", "planner", "replay", "report", "sim", "testing", "traces")
+
+
+@dataclass(frozen=True, slots=True)
+class TestCount:
+    """Tests of one invariant; `cells` of those that passed are cells of a matrix, `failures` names what failed."""
+
+    passed: int
+    failed: int
+    skipped: int
+    cells: int
+    failures: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """`tests`: `{id, invariant, outcome, cell}` each; `deselected`: how many tests of an invariant were left out."""
+
+    kvtape_version: str
+    sources: str
+    tests: tuple[Mapping[str, Any], ...]
+    deselected: Mapping[str, int]
+
+    @property
+    def stale(self) -> str | None:
+        """Why it speaks of another kvtape than this one; None when it does not."""
+        if self.kvtape_version != version("kvtape"):
+            return f"it is of kvtape {self.kvtape_version}, this is {version('kvtape')}"
+        return None if self.sources == sources_digest() else "the sources have changed since"
+
+    def count(self, invariant: str) -> TestCount:
+        """What ran for `invariant`, and the files that must have and did not."""
+        mine = [t for t in self.tests if t["invariant"] == invariant]
+        files = {str(t["id"]).partition("::")[0].rpartition("/")[2] for t in mine}
+        missing = [name for name in REQUIRED.get(invariant, ()) if name not in files]
+        left_out = self.deselected.get(invariant, 0)
+        return TestCount(
+            passed=sum(t["outcome"] == "passed" for t in mine),
+            failed=sum(t["outcome"] == "failed" for t in mine),
+            skipped=sum(t["outcome"] == "skipped" for t in mine),
+            cells=sum(t["outcome"] == "passed" and bool(t.get("cell")) for t in mine),
+            failures=tuple(str(t["id"]) for t in mine if t["outcome"] == "failed"),
+            missing=(*missing, *([f"{left_out} deselected tests"] if left_out else [])),
+        )
+
+
+def write_evidence(path: Path, tests: Sequence[Mapping[str, Any]], deselected: Mapping[str, int]) -> None:
+    """Write what ran, for `read_evidence`; whole or not at all."""
+    body = {
+        "schema": _SCHEMA,
+        "kvtape_version": version("kvtape"),
+        "sources": sources_digest(),
+        "tests": list(tests),
+        "deselected": dict(deselected),
+    }
+    temporary = path.with_name(f"{path.name}.new")
+    try:
+        temporary.write_text(json.dumps(body, sort_keys=True, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Raises UsageError for a file that is not there or is no evidence."""
+    try:
+        body = json.loads(path.read_bytes())
+        if body["schema"] != _SCHEMA:
+            raise ValueError(f"schema {body['schema']!r}, this kvtape reads {_SCHEMA!r}")
+        tests = tuple({"id": t["id"], "invariant": t["invariant"], "outcome": t["outcome"]} | t for t in body["tests"])
+        return Evidence(body["kvtape_version"], body["sources"], tests, dict(body["deselected"]))
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file; make it with: pytest -m contract --kvtape-evidence {path}") from None
+    except (KeyError, TypeError, ValueError) as err:
+        raise UsageError(f"{path}: no evidence of a test run ({err!r})") from None
+
+
+def sources_digest() -> str:
+    """SHA-256 hex over every module of kvtape that is installed here, by name."""
+    digest = hashlib.sha256()
+    for room in _ROOMS:
+        spec = find_spec(f"kvtape.{room}")
+        if spec is None or spec.origin is None:
+            continue
+        folder = Path(spec.origin).parent
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{room}/{path.relative_to(folder).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,171 @@
+"""`kvtape doctor --contract`: states from logs and from a test run, and from nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtape.replay.evidence import INVARIANTS, REQUIRED, read_evidence, write_evidence
+from support.command import kvtape
+from support.forge import edit_log
+from support.recorded import record
+from support.repository import ROOT
+
+
+def asked(*args: object) -> tuple[int, dict[str, Any]]:
+    ran = kvtape("doctor", "--contract", "--json", *args)
+    assert ran.out, ran.err
+    return ran.code, json.loads(ran.out)["invariants"]
+
+
+def test_run(path: Path, **outcomes: str) -> Path:
+    """Evidence as a whole test run writes it; `outcomes` by invariant, passed where none is given."""
+    tests = [
+        {
+            "id": f"tests/x/{name}::test_it",
+            "invariant": inv,
+            "outcome": outcomes.get(inv, "passed"),
+            "cell": inv == "I1",
+        }
+        for inv, names in REQUIRED.items()
+        for name in names
+    ]
+    write_evidence(path, tests, {})
+    return path
+
+
+test_run.__test__ = False  # type: ignore[attr-defined]
+
+
+def states(told: dict[str, Any]) -> dict[str, str]:
+    return {name: told[name]["state"] for name in INVARIANTS}
+
+
+LATER = dict.fromkeys(("I5", "I6", "I7"), "unproven")
+PROVEN = dict.fromkeys(("I1", "I2", "I3", "I4"), "holds")
+
+
+def test_without_a_log_and_a_test_run_nothing_is_proven() -> None:
+    code, told = asked()
+    assert (code, set(states(told).values())) == (0, {"unproven"})
+    assert all(told[name]["evidence"]["why_unproven"] for name in INVARIANTS)
+
+
+def test_a_sound_log_alone_proves_nothing_and_says_how_many_rows_were_asked(log: Path) -> None:
+    code, told = asked(log)
+    assert (code, set(states(told).values())) == (0, {"unproven"})
+    assert told["I4"]["evidence"]["rows"] > 10
+    assert told["I3"]["evidence"]["rows"] > 0
+
+
+@pytest.mark.parametrize("backend", ["llama", "openvino"])
+def test_with_a_test_run_of_these_sources_it_holds_over_a_real_log_of_each_engine(
+    backend: str, model: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "a.duckdb"
+    assert record(model, log, "--backend", backend).code == 0
+    code, told = asked(log, "--evidence", test_run(tmp_path / "e.json"))
+    assert (code, states(told)) == (0, PROVEN | LATER)
+    assert told["I1"]["evidence"]["tests"]["cells"] == len(REQUIRED["I1"])
+
+
+@pytest.mark.parametrize(
+    ("statement", "invariant", "what"),
+    [
+        ("UPDATE events SET reused = 7 WHERE reused IS NOT NULL", "I4", "prefix: reused 7 +"),
+        ("UPDATE events SET token_count_source = 'guess' WHERE op = 'decode'", "I4", "source: counted by guess"),
+        ("UPDATE plans SET evict = '[]'", "I3", "was evicted behind it"),
+        ("UPDATE sessions SET capabilities = '{\"remove_middle\": false}'", "I2", "although remove_middle is false"),
+        ("UPDATE events SET op = 'fatal' WHERE op = 'generate'", "I1", "behind the fatal of seq"),
+    ],
+)
+def test_a_forged_row_makes_its_invariant_fail_and_is_named(
+    log: Path, tmp_path: Path, statement: str, invariant: str, what: str
+) -> None:
+    forged = edit_log(log, tmp_path / "forged.duckdb", [statement], rechain=True)
+    code, told = asked(forged, "--evidence", test_run(tmp_path / "e.json"))
+    assert (code, told[invariant]["state"]) == (1, "fails")
+    evidence = told[invariant]["evidence"]
+    assert evidence["broken_rows"] == len(evidence["findings"]) or len(evidence["findings"]) == 20
+    assert any(f.startswith("forged.duckdb live-") and " seq " in f and what in f for f in evidence["findings"])
+    if invariant == "I4":
+        assert states(told) == PROVEN | LATER | {"I4": "fails"}
+
+
+def test_a_failed_test_makes_its_invariant_fail(tmp_path: Path) -> None:
+    code, told = asked("--evidence", test_run(tmp_path / "e.json", I3="failed"))
+    assert (code, states(told)) == (1, PROVEN | LATER | {"I3": "fails"})
+    assert told["I3"]["evidence"]["tests"]["failures"] == ["tests/x/test_parity.py::test_it"]
+    shown = kvtape("doctor", "--contract", "--evidence", tmp_path / "e.json")
+    assert "tests/x/test_parity.py::test_it" in shown.out
+
+
+@pytest.mark.parametrize("column", ["sources", "kvtape_version"])
+def test_a_test_run_of_other_sources_does_not_count(tmp_path: Path, column: str) -> None:
+    path = test_run(tmp_path / "e.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {column: "0"}))
+    code, told = asked("--evidence", path)
+    assert (code, set(states(told).values())) == (0, {"unproven"})
+    assert "does not count" in told["I1"]["evidence"]["why_unproven"][0]
+
+
+def test_a_test_run_that_left_something_out_is_no_proof(tmp_path: Path) -> None:
+    path = test_run(tmp_path / "e.json")
+    body = json.loads(path.read_text())
+    body["tests"] = [t for t in body["tests"] if "test_slots.py" not in t["id"]]
+    body["deselected"] = {"I4": 3}
+    path.write_text(json.dumps(body))
+    _, told = asked("--evidence", path)
+    assert states(told) == PROVEN | LATER | {"I1": "unproven", "I4": "unproven"}
+    assert told["I1"]["evidence"]["why_unproven"] == ["the test run lacks test_slots.py"]
+    assert told["I4"]["evidence"]["why_unproven"] == ["the test run lacks 3 deselected tests"]
+
+
+def test_every_required_file_is_there_and_marked() -> None:
+    for invariant, names in REQUIRED.items():
+        for name in names:
+            (path,) = (ROOT / "tests").rglob(name)
+            assert f'pytest.mark.contract("{invariant}"' in path.read_text(encoding="utf-8"), path
+
+
+def test_pytest_writes_what_ran_and_what_was_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    where = "tests/replay/test_identities.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", where, "-k", "label or held"]
+    done = subprocess.run(
+        [*command, "--kvtape-evidence", str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    evidence = read_evidence(path)
+    assert evidence.stale is None
+    assert [t["id"].partition("::")[2] for t in evidence.tests] == [
+        "test_a_backend_that_cannot_count_is_labelled",
+        "test_every_identity_was_held_against_a_row",
+    ]
+    assert evidence.deselected["I4"] == 10
+    assert evidence.count("I4").passed == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": "other/1"}', '{"schema": "kvtape-evidence/1"}'])
+def test_a_file_that_is_no_evidence_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "e.json"
+    path.write_text(text)
+    ran = kvtape("doctor", "--contract", "--evidence", path)
+    assert (ran.code, "e.json: no evidence of a test run" in ran.err) == (2, True)
+    assert kvtape("doctor", "--contract", "--evidence", tmp_path / "none.json").code == 2
+
+
+def test_logs_and_evidence_belong_to_the_contract(log: Path) -> None:
+    ran = kvtape("doctor", log)
+    assert (ran.code, "belong to --contract" in ran.err) == (2, True)
