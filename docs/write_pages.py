@@ -1,4 +1,4 @@
-"""Write the generated parts of the pages: the command reference and the list of modules (`make docs`)."""
+"""Write the generated parts of the pages: commands, modules, capabilities (`make docs`)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from kvtape.cli.reference import reference
 
 DOCS = Path(__file__).parent
-ROOMS = ("planner", "capacity", "traces", "backends", "backends/llama", "backends/openvino", "replay", "cli", "testing")
+ROOMS = ("planner", "capacity", "traces", "backends", "sim", "replay", "eval", "cli", "report", "testing")
 BEGIN, END = "<!-- modules -->", "<!-- end of modules -->"
 
 
 def module_list(root: Path) -> str:
-    """A table for each room: module and the first paragraph of its docstring."""
+    """A table for each package: module and the first paragraph of its docstring."""
     parts = []
-    for room in ROOMS:
+    for room in packages(root):
         parts.append(f"### {room}\n\n| module | what it is |\n|---|---|")
         for path in sorted((root / room).glob("*.py")):
             text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -27,7 +27,7 @@ def module_list(root: Path) -> str:
 
 
 def main() -> None:
-    """Rewrite docs/cli.md and the module list of docs/architecture.md."""
+    """Rewrite docs/cli.md, the module list of docs/architecture.md and the table of docs/backends.md."""
     (DOCS / "cli.md").write_text(reference(), encoding="utf-8")
     page = DOCS / "architecture.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
