@@ -57,7 +57,7 @@ def test_what_the_question_attends_to_is_found_again(target: Target) -> None:
 
 
 def test_a_window_recalls_its_sink_and_its_recent_region_as_dense_does(target: Target) -> None:
-    rows = recall(target, ["stream:sink=32"], range(2), ("sink", "recent"), 220)
+    rows = recall(target, ["stream:sink=32"], range(2), ("sink", "recent"), 240)
     for region in ("sink", "recent"):
         assert rows[region, "none"]["recall"] == rows[region, "stream"]["recall"] == 1
         assert rows[region, "stream"]["needle_kept"] == 1
