@@ -4,21 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvtape.traces.importers.aiperf import AIPERF
 from kvtape.traces.importers.azure import AZURE
 from kvtape.traces.importers.bailian import BAILIAN
 from kvtape.traces.importers.burstgpt import BURSTGPT
+from kvtape.traces.importers.dynamo import DYNAMO
 from kvtape.traces.importers.kv_events import KV_EVENTS
 from kvtape.traces.importers.llama_server import LLAMA_SERVER
 from kvtape.traces.importers.mooncake import MOONCAKE
+from kvtape.traces.importers.otel import OTEL
 from kvtape.traces.importers.protocol import Reader
 from kvtape.traces.importers.source import Source
+from kvtape.traces.importers.token_ids import LLMSERVINGSIM, TAIR
+from kvtape.traces.importers.tracelab import TRACELAB, TRACELAB_REPLAY
 from kvtape.traces.importers.vidur import VIDUR
+from kvtape.traces.importers.weka import WEKA
 
 __all__ = ["AUTO", "READERS", "format_names", "reader_for"]
 
 AUTO = "auto"
 
-READERS: tuple[Reader, ...] = (MOONCAKE, BAILIAN, AZURE, BURSTGPT, VIDUR, KV_EVENTS, LLAMA_SERVER)
+READERS: tuple[Reader, ...] = (
+    MOONCAKE,
+    BAILIAN,
+    AZURE,
+    BURSTGPT,
+    VIDUR,
+    AIPERF,
+    WEKA,
+    TRACELAB,
+    TRACELAB_REPLAY,
+    LLMSERVINGSIM,
+    DYNAMO,
+    TAIR,
+    OTEL,
+    KV_EVENTS,
+    LLAMA_SERVER,
+)
 
 
 def format_names() -> list[str]:

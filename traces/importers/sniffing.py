@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 __all__ = ["first_line", "first_object"]
+
+_KEY = re.compile(r'"(\w+)"\s*:')
 
 
 def first_line(head: bytes) -> bytes:
@@ -25,5 +28,6 @@ def first_object(head: bytes) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        return {}
+        cut = line[:1] == b"{" and b"\n" not in head.strip()
+        return dict.fromkeys(_KEY.findall(line.decode("utf-8", "replace"))) if cut else {}
     return value if isinstance(value, dict) else {}
