@@ -63,6 +63,15 @@ def test_two_runs_print_the_same_bytes_with_and_without_a_log(model: Path, tmp_p
     assert "s a trial" in second.err
 
 
+def test_a_log_of_trials_replays_like_any_other(model: Path, tmp_path: Path) -> None:
+    log = tmp_path / "e.duckdb"
+    asked = ("--tokens", 300, "--seeds", "0:1", "--policy", "stream", "--policy", "h2o:recent=8", "--budget", 64)
+    assert evaluate(model, *asked, "--log", log, "--content").code == 0
+    ran = kvtape("replay", log, "--model", model, "--on", "llama", "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["equal"] is True
+
+
 def test_dense_alone_is_a_run(model: Path) -> None:
     rows = printed(evaluate(model, "--tokens", 200, "--seeds", "0:1", "--json"))["rows"]
     assert [r["policy"] for r in rows] == ["none"]
