@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import Exit, TyperException
 
-from kvtape.cli import capacity, demo, diff, doctor, import_, record, repair, replay, show, sql, verify
+from kvtape.cli import capacity, curve, demo, diff, doctor, import_, record, repair, replay, show, sql, verify
 from kvtape.cli.errors import describe
 from kvtape.cli.eval import evaluate
 
@@ -31,6 +31,7 @@ app = typer.Typer(
 for _verb in (demo.demo, record.record, replay.replay, show.show, sql.sql, verify.verify, diff.diff, doctor.doctor):
     app.command()(_verb)
 app.command()(capacity.capacity)
+app.command()(curve.curve)
 app.command("eval")(evaluate)
 app.command()(repair.repair)
 app.command("import")(import_.import_trace)

@@ -1,11 +1,11 @@
-"""Files that a command writes: whole or not at all."""
+"""Files that a command is given, and files that it writes: whole or not at all."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-__all__ = ["write_whole"]
+__all__ = ["is_database", "write_whole"]
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -23,3 +23,9 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file is a DuckDB file, by its first bytes. Raises OSError where there is none that can be read."""
+    with path.open("rb") as handle:
+        return handle.read(12)[8:] == b"DUCK"

@@ -1,0 +1,172 @@
+"""`kvtape curve`: hit rate against budget, for the prefix blocks of a log or of somebody's trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvtape.cli.args import AsJson
+
+if TYPE_CHECKING:
+    from kvtape.cli.output import Section
+    from kvtape.sim.blocks.block_trace import BlockTrace
+    from kvtape.sim.blocks.sweep import Curve
+
+__all__ = ["curve"]
+
+
+def curve(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="LOG|FILE", help="A log, or a trace that kvtape import reads; - for a trace on stdin."),
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", metavar="NAME", help="fifo, lru, opt, ... or module:Class; repeatable."),
+    ] = None,
+    budget_blocks: Annotated[
+        str | None,
+        typer.Option("--budget-blocks", metavar="N,N,...", help="Budgets in blocks; default: powers of two."),
+    ] = None,
+    rules: Annotated[
+        str, typer.Option("--rules", metavar="NAME", help="kvtape, kvcache-simulator or libcachesim.")
+    ] = "kvtape",
+    weighting: Annotated[
+        str | None, typer.Option("--weighting", metavar="W", help="A hit counts its tokens, or 1: token, block.")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option("--prefix", metavar="P", help="Hits before the first miss, or all: longest, any.")
+    ] = None,
+    warmup: Annotated[
+        float | None, typer.Option("--warmup", metavar="SHARE", help="First requests that are not measured, 0 to <1.")
+    ] = None,
+    in_flight: Annotated[
+        str | None,
+        typer.Option("--in-flight", metavar="R", help="Whole requests, or block by block: held, none."),
+    ] = None,
+    format_name: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="Format of a trace: auto, or a name of docs/importing.md.")
+    ] = "auto",
+    block_tokens: Annotated[
+        int | None,
+        typer.Option("--block-tokens", metavar="N", min=1, help="Tokens of a block, where they are not the format's."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="F.svg", help="Write the curves as a picture too.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Hit rate against budget: which policy keeps the blocks that prompts share.
+
+    Prompts are lists of blocks; a budget is how many blocks the cache of all sessions holds. Default policies: fifo,
+    lru, and opt, which knows the future: nothing can do better. The rules stand in the report.
+
+    \b
+    Example:
+      kvtape curve conversation_trace.jsonl --policy lru --policy opt --budget-blocks 1024,4096,16384
+    """
+    from kvtape.cli.output import emit
+    from kvtape.cli.progress import progress
+    from kvtape.sim.blocks.policies.registry import choose_policy
+    from kvtape.sim.blocks.rules import rules_named
+    from kvtape.sim.blocks.sweep import sweep
+
+    chosen = rules_named(rules).varied(weighting=weighting, prefix=prefix, warmup=warmup, in_flight=in_flight)
+    policies = [choose_policy(text) for text in dict.fromkeys(policy or ["fifo", "lru", "opt"])]
+    budgets = None if budget_blocks is None else _budgets(budget_blocks)
+    trace = _trace(source, format_name, block_tokens)
+    with progress("curve") as bar:
+        found = sweep(trace, chosen, policies, budgets, progress=bar.update)
+    if plot is not None:
+        _draw(plot, found)
+    body = _body(trace, found, [choice.name for choice in policies], budgets)
+    emit("curve", body, _sections(trace, found), as_json=as_json)
+
+
+def _budgets(text: str) -> list[int]:
+    from kvtape.sim.blocks.errors import CurveError
+
+    parts = [part.strip() for part in text.split(",")]
+    wrong = next((p for p in parts if not (p.isascii() and p.isdigit() and len(p) < 16 and int(p))), None)
+    if wrong is not None:
+        raise CurveError(f"--budget-blocks {text}: {wrong!r} is no number of blocks; write them as 1024,4096")
+    return [int(part) for part in parts]
+
+
+def _trace(source: str, format_name: str, block_tokens: int | None) -> BlockTrace:
+    from kvtape.cli.files import is_database
+
+    if source != "-" and is_database(Path(source)):
+        from kvtape.cli.logs import opened
+        from kvtape.sim.blocks.errors import CurveError
+        from kvtape.sim.blocks.from_log import read_log
+
+        if format_name != "auto" or block_tokens is not None:
+            raise CurveError(f"{source}: a log; --format and --block-tokens are for traces")
+        with opened(Path(source)) as log:
+            return read_log(log)
+    from kvtape.cli.output import note
+    from kvtape.sim.blocks.from_file import read_trace_file
+    from kvtape.traces.importers.notes import Notes
+    from kvtape.traces.importers.protocol import Asked
+
+    notes = Notes()
+    trace = read_trace_file(source, format_name=format_name, asked=Asked(block_tokens), notes=notes)
+    for warned in notes.warnings():
+        note(f"kvtape: {warned.file}, line {warned.line} ({warned.count} such): {warned.text}")
+    return trace
+
+
+def _draw(path: Path, found: Curve) -> None:
+    from kvtape.cli.curve_plot import curve_svg
+    from kvtape.cli.files import write_whole
+
+    write_whole(path, curve_svg(found))
+
+
+def _body(trace: BlockTrace, found: Curve, policies: list[str], budgets: list[int] | None) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from kvtape.cli.output import report_digest
+
+    rules = found.rules.as_dict()
+    config = {"rules": rules, "policies": policies, "budget_blocks": budgets, "block_tokens": trace.block_tokens}
+    return {
+        "rules": rules,
+        "rows": [asdict(point) for point in found.points],
+        "ceiling": found.ceiling,
+        "omitted_budgets": found.omitted,
+        "measured": found.total,
+        "measured_requests": found.measured_requests,
+        "requests": trace.n_requests,
+        "requests_without_blocks": trace.without_blocks,
+        "accesses": trace.n_accesses,
+        "distinct_blocks": found.n_blocks,
+        "block_tokens": trace.block_tokens,
+        "config_digest": report_digest(config),
+        "source_digest": trace.digest,
+        "seed": None,
+    }
+
+
+def _sections(trace: BlockTrace, found: Curve) -> list[Section]:
+    from kvtape.cli.output import Section
+
+    names = list(dict.fromkeys(point.policy for point in found.points))
+    rates = {(p.policy, p.budget_blocks): p.hit_rate for p in found.points}
+    budgets = sorted({p.budget_blocks for p in found.points})
+    rows = [(b, b * trace.block_tokens, *(_percent(rates[name, b]) for name in names)) for b in budgets]
+    title = f"hit rate of {trace.n_requests} requests, {found.n_blocks} distinct blocks of {trace.block_tokens} tokens"
+    about: list[tuple[str, Any]] = [(key, value) for key, value in found.rules.as_dict().items()]
+    about += [("ceiling", _percent(found.ceiling)), ("measured requests", found.measured_requests)]
+    if found.omitted:
+        about.append(("budgets left out", f"{', '.join(map(str, found.omitted))}: not full when measuring begins"))
+    if trace.without_blocks:
+        about.append(("requests without blocks", f"{trace.without_blocks}, left out"))
+    return [Section(title, ("blocks", "tokens", *names), rows), Section("rules", ("rule", "value"), about)]
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.2f} %"

@@ -1,0 +1,69 @@
+"""Requests as lists of block ids: what every hit rate is computed from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtape.sim.blocks.errors import NoBlocks
+
+__all__ = ["BlockTrace", "Ints", "made_trace"]
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTrace:
+    """Requests in the order of their arrival, each a list of blocks from the first token on.
+
+    `ids`: uint64 [accesses]; equal ids are equal blocks (behind the same blocks: `rules.identity`). `tokens`: int64
+    [accesses], how many each block holds. `starts`: int64 [requests + 1], where each request begins in both.
+    `name`, `digest`: of the source. `block_tokens`: tokens of a full block. `without_blocks`: requests left out since
+    the source says nothing of their blocks.
+    """
+
+    ids: npt.NDArray[np.uint64]
+    tokens: Ints
+    starts: Ints
+    name: str
+    digest: str
+    block_tokens: int
+    without_blocks: int = 0
+
+    @property
+    def n_requests(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def n_accesses(self) -> int:
+        return len(self.ids)
+
+
+def made_trace(
+    ids: npt.NDArray[np.uint64],
+    counts: Ints,
+    prompts: Ints,
+    block_tokens: int,
+    *,
+    name: str,
+    digest: str,
+) -> BlockTrace:
+    """From the ids of all requests one behind the other, how many each has, and the tokens of its prompt.
+
+    All blocks but a partial last one are full; a list that leaves the partial block out counts its listed blocks
+    only. Requests without ids are left out and counted. Raises NoBlocks when that leaves none.
+    """
+    with_blocks = counts > 0
+    if not with_blocks.any():
+        raise NoBlocks(
+            f"{name}: no request in it has block ids, so nobody can say what its prompts share; "
+            f"a curve needs a recorded log or a trace with ids (mooncake, bailian, ...)"
+        )
+    left_out = int((~with_blocks).sum())
+    counts, prompts = counts[with_blocks], prompts[with_blocks]
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    tokens = np.full(int(starts[-1]), block_tokens, np.int64)
+    tokens[starts[1:] - 1] = np.clip(prompts - (counts - 1) * block_tokens, 1, block_tokens)
+    return BlockTrace(ids, tokens, starts, name, digest, block_tokens, left_out)

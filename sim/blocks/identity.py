@@ -1,0 +1,50 @@
+"""Which accesses are of one block: ids made dense, and told apart by the blocks before them where that matters."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtape.sim.blocks.block_trace import Ints
+
+__all__ = ["by_first_use", "path_codes"]
+
+
+def by_first_use(keys: npt.NDArray[np.uint64] | Ints) -> Ints:
+    """Codes 0, 1, 2, ... in the order in which the keys first come."""
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    codes: Ints = rank[inverse]
+    return codes
+
+
+def path_codes(codes: Ints, starts: Ints) -> Ints:
+    """Codes that are equal where the block and all blocks before it in its request are.
+
+    Chained ids are so by themselves, which is seen without building anything: each id has one predecessor.
+    """
+    before = np.empty_like(codes)
+    before[1:] = codes[:-1]
+    heads = starts[:-1]
+    before[heads[heads < len(codes)]] = -1
+    one = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
+    one[codes] = before
+    return codes if bool((one[codes] == before).all()) else _by_depth(codes, starts)
+
+
+def _by_depth(codes: Ints, starts: Ints) -> Ints:
+    """One level of the tree of prefixes after the other: a node is its parent and its id."""
+    nodes = np.empty_like(codes)
+    lengths = np.diff(starts)
+    width = int(codes.max()) + 1
+    live = np.argsort(-lengths, kind="stable")
+    parent = np.zeros(len(lengths), np.int64)
+    n_nodes = 0
+    for depth in range(int(lengths.max())):
+        live = live[: np.searchsorted(-lengths[live], -depth)]
+        at = starts[live] + depth
+        keys, inverse = np.unique(parent[live] * width + codes[at], return_inverse=True)
+        nodes[at] = parent[live] = n_nodes + inverse
+        n_nodes += len(keys)
+    return by_first_use(nodes)

@@ -1,0 +1,1 @@
+"""Eviction policies over whole blocks, one class each, all of one protocol."""

@@ -1,0 +1,132 @@
+"""Hit rates of policies at budgets: each policy by the quickest way that is exact under the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtape.sim.blocks.accesses import Accesses, Workload
+from kvtape.sim.blocks.arrival import fifo_hits
+from kvtape.sim.blocks.block_trace import BlockTrace
+from kvtape.sim.blocks.clairvoyant import hits_of, intervals_held, intervals_single, kept
+from kvtape.sim.blocks.errors import CurveError
+from kvtape.sim.blocks.measure import Measure
+from kvtape.sim.blocks.policies.registry import PolicyChoice
+from kvtape.sim.blocks.policies.running import run_policy
+from kvtape.sim.blocks.recent import least_budgets, rooms_short_by_one
+from kvtape.sim.blocks.rules import Rules
+
+__all__ = ["Curve", "Point", "default_budgets", "sweep"]
+
+_FIRST_BUDGET = 16
+"""Where a default sweep of a large trace begins: 8 thousand tokens in blocks of 512."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """`filled`: whether the warm-up brought more blocks than the budget holds, or as many."""
+
+    policy: str
+    budget_blocks: int
+    hit_rate: float
+    hits: int
+    filled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """`ceiling`: the hit rate of a cache without end. `total`: tokens or blocks that were measured. `n_blocks`:
+    distinct blocks. `omitted`: budgets that the rules leave out since the warm-up does not fill them.
+    """
+
+    rules: Rules
+    points: list[Point]
+    ceiling: float
+    total: int
+    n_blocks: int
+    measured_requests: int
+    omitted: list[int]
+
+
+def default_budgets(n_blocks: int) -> list[int]:
+    """Powers of two below the number of distinct blocks, and that number: no cache needs more."""
+    budget = _FIRST_BUDGET if n_blocks > _FIRST_BUDGET**2 else 1
+    budgets = []
+    while budget < n_blocks:
+        budgets.append(budget)
+        budget *= 2
+    return [*budgets, n_blocks]
+
+
+def sweep(
+    trace: BlockTrace,
+    rules: Rules,
+    policies: Sequence[PolicyChoice],
+    budgets: Sequence[int] | None = None,
+    *,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Curve:
+    """Rows by policy in the order given, then by budget. Budgets are in blocks; None takes `default_budgets`.
+
+    Raises CurveError for a budget below 1, or when nothing is left to measure; PolicyBroken.
+    """
+    work = Workload(trace, rules)
+    wanted = sorted(set(budgets)) if budgets is not None else default_budgets(work.n_blocks)
+    if not wanted or wanted[0] < 1:
+        raise CurveError(f"budget {wanted[0] if wanted else '(none)'}: a cache holds at least one block")
+    first = work.root_first if rules.order == "root_first" else work.root_last
+    omitted = [b for b in wanted if b > first.filled] if rules.underfilled == "omit" else []
+    wanted = [b for b in wanted if b not in omitted]
+    measure = Measure(first, rules)
+    points: list[Point] = []
+    for choice in policies:
+        hits: dict[int, int] = {}
+        for budget, n in _hits(work, first, rules, choice, wanted):
+            hits[budget] = n
+            if progress is not None:
+                progress(len(points) + len(hits), len(policies) * len(wanted), choice.name)
+        points += [Point(choice.name, b, measure.rate(hits[b]), hits[b], b <= first.filled) for b in wanted]
+    return Curve(
+        rules=rules,
+        points=points,
+        ceiling=measure.rate(measure.hits(first.before >= 0)),
+        total=measure.total,
+        n_blocks=work.n_blocks,
+        measured_requests=first.n_requests - first.warmup,
+        omitted=omitted,
+    )
+
+
+def _hits(
+    work: Workload, a: Accesses, rules: Rules, choice: PolicyChoice, budgets: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """(budget, hits) in any order."""
+    held = rules.in_flight == "held"
+    if choice.name == "lru":
+        yield from _lru(work.root_last if held else a, rules, budgets)
+        return
+    measure = Measure(a, rules)
+    if choice.name == "opt":
+        intervals = intervals_held(a) if held else intervals_single(a, bypass=rules.bypass)
+        for budget, count in kept(intervals, budgets):
+            yield budget, measure.hits(hits_of(intervals, count))
+        return
+    for budget in budgets:
+        found = fifo_hits(a, budget, held=held) if choice.name == "fifo" else run_policy(choice, a, budget, held=held)
+        yield budget, measure.hits(found)
+
+
+def _lru(a: Accesses, rules: Rules, budgets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    measure = Measure(a, rules)
+    least = least_budgets(a, held=rules.in_flight == "held")
+    if rules.overlong == "minus_one":
+        for budget in budgets:
+            room = budget - rooms_short_by_one(a, least, budget)
+            yield budget, measure.hits(least <= room[a.request])
+        return
+    at, hits = measure.hits_by_budget(least)
+    for budget in budgets:
+        n = int(np.searchsorted(at, budget, side="right"))
+        yield budget, int(hits[n - 1]) if n else 0
