@@ -97,10 +97,15 @@ def test_the_figures_are_those_of_the_engine_itself(target: Target) -> None:
     backend.close()
 
 
-def test_dense_that_does_not_fit_the_model_is_absent_and_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
-    engine: Engine = load_engine("llama", write_tiny(tmp_path_factory.mktemp("m") / "t.gguf", n_ctx=512))
-    target = Target("llama", engine, SessionConfig())
-    tracks, _ = run(target, ("stream:sink=4,recent=100",), 700)
+@pytest.mark.parametrize("name", ENGINES)
+def test_past_the_trained_context_policies_go_on_and_dense_says_why_it_is_absent(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    engine: Engine = load_engine(name, write_tiny(tmp_path_factory.mktemp("m") / "t.gguf", n_ctx=512))
+    target = Target(name, engine, SessionConfig())
+    tracks, sink = run(target, ("stream:sink=4,recent=100",), 700)
+    # Gaps as long as there is room, then one compaction: positions never reach the trained context.
+    assert [e.reason for e in sink.events if e.op is Op.SHIFT][:1] == ["trained_context"]
     assert tracks[0].absent == "700 tokens do not fit the trained context of 512"
     assert len(tracks[1].nll) == 699
     assert tracks[1].kl == []
