@@ -19,7 +19,7 @@ from kvtape.eval.places import Regions
 from kvtape.eval.prompts import NeedlePrompt, needle_prompt
 from kvtape.eval.targets import Target, World, check_target
 from kvtape.planner.rows import TrialRow
-from kvtape.planner.specs import parse_policy
+from kvtape.planner.specs import PolicySpec, parse_policy
 
 __all__ = ["NeedleTask", "NeedleTrial", "Progress", "prepare", "prompts_of", "run_needle", "run_prompt"]
 
@@ -119,7 +119,7 @@ def run_prompt(
     prompt: NeedlePrompt, target: Target, candidates: Sequence[Candidate], world: World, session_id: str, n_ctx: int
 ) -> Iterator[NeedleTrial]:
     """One session: the context computed once, then each candidate from the same state."""
-    dense = parse_policy(f"none:block={candidates[0].policy.block}")
+    dense = _dense(candidates[0].policy)
     with world.session(target, dense, session_id, n_ctx) as session:
         session.ensure_prefix(prompt.context, need_logits=False)
         saved = session.snapshot()
@@ -133,53 +133,63 @@ def _trial(
     session: Session, prompt: NeedlePrompt, candidate: Candidate, target: Target, world: World, session_id: str
 ) -> NeedleTrial:
     began = world.clock.now_ns()
-    policy = candidate.policy_of(prompt.seed)
-    dense = parse_policy(f"none:block={policy.block}")
     can_score = bool(session.explain().capabilities["attention_scores"])
-    request = policy.score_request
-    session.set_policy(policy)
-    if request is not None and request.kind == "probe" and can_score:
-        session.score(prompt.question)
-    if candidate.budget is not None:
-        session.plan_now(candidate.budget + 1)
+    policy = candidate.policy_of(prompt.seed)
+    _evict(session, prompt, policy, candidate.budget, can_score=can_score)
     resident = session.resident
     # What the policy decided is decided: question and answer are computed over it, and nothing more is evicted.
-    session.set_policy(dense)
+    session.set_policy(_dense(policy))
     session.prefill_suffix(prompt.question)
     answer = session.decode(prompt.answer_tokens).tokens
-    said = target.engine.detokenize(answer)
-    correct = is_correct(prompt.needle, said)
-    world.sink.add_trials(
-        [
-            TrialRow(
-                run_id=world.run_id,
-                trial=world.number(),
-                session_id=session_id,
-                task="needle",
-                policy=policy.canonical,
-                budget_tokens=candidate.budget,
-                seed=prompt.seed,
-                region=prompt.region,
-                start=prompt.start,
-                stop=prompt.stop,
-                expected=prompt.needle.answer,
-                answer=said,
-                correct=correct,
-                n_tokens=len(answer),
-            )
-        ]
-    )
-    return NeedleTrial(
+    trial = NeedleTrial(
         backend=target.spec,
         candidate=candidate,
         region=prompt.region,
         seed=prompt.seed,
-        correct=correct,
-        said=said,
+        correct=is_correct(prompt.needle, target.engine.detokenize(answer)),
+        said=target.engine.detokenize(answer),
         kept=resident.n_tokens,
         whole_needle=all(t in resident for t in range(prompt.start, prompt.stop)),
         scored=can_score if candidate.wants_scores else None,
         elapsed_ns=world.clock.now_ns() - began,
+    )
+    world.sink.add_trials([_row(trial, prompt, policy, world, session_id, len(answer))])
+    return trial
+
+
+def _evict(session: Session, prompt: NeedlePrompt, policy: PolicySpec, budget: int | None, *, can_score: bool) -> None:
+    """Score, plan, evict. A policy that is asked for a probe without a score source goes without."""
+    session.set_policy(policy)
+    request = policy.score_request
+    if request is not None and request.kind == "probe" and can_score:
+        session.score(prompt.question)
+    if budget is not None:
+        session.plan_now(budget + 1)
+
+
+def _dense(policy: PolicySpec) -> PolicySpec:
+    """Keeps everything, in the same blocks."""
+    return parse_policy(f"none:block={policy.block}")
+
+
+def _row(
+    trial: NeedleTrial, prompt: NeedlePrompt, policy: PolicySpec, world: World, session_id: str, n_generated: int
+) -> TrialRow:
+    return TrialRow(
+        run_id=world.run_id,
+        trial=world.number(),
+        session_id=session_id,
+        task="needle",
+        policy=policy.canonical,
+        budget_tokens=trial.candidate.budget,
+        seed=trial.seed,
+        region=trial.region,
+        start=prompt.start,
+        stop=prompt.stop,
+        expected=prompt.needle.answer,
+        answer=trial.said,
+        correct=trial.correct,
+        n_tokens=n_generated,
     )
 
 
