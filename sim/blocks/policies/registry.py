@@ -9,12 +9,19 @@ from types import MappingProxyType
 from typing import Final
 
 from kvtape.planner.grammar import SpecError, choose_name, parse_spec
+from kvtape.sim.blocks.policies.adaptive import Arc
+from kvtape.sim.blocks.policies.frequency import Lfu
 from kvtape.sim.blocks.policies.protocol import PolicyClass
+from kvtape.sim.blocks.policies.s3fifo import S3Fifo
+from kvtape.sim.blocks.policies.sieve import Sieve
 from kvtape.sim.blocks.policies.simple import Fifo, Lru
+from kvtape.sim.blocks.policies.tinylfu import WTinyLfu
 
 __all__ = ["CLASSES", "POLICY_NAMES", "PolicyChoice", "choose_policy"]
 
-CLASSES: Final[Mapping[str, PolicyClass]] = MappingProxyType({"fifo": Fifo, "lru": Lru})
+CLASSES: Final[Mapping[str, PolicyClass]] = MappingProxyType(
+    {"arc": Arc, "fifo": Fifo, "lfu": Lfu, "lru": Lru, "s3fifo": S3Fifo, "sieve": Sieve, "w-tinylfu": WTinyLfu}
+)
 """Those that decide from the past alone."""
 
 POLICY_NAMES: Final = (*CLASSES, "opt")
