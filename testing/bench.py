@@ -236,7 +236,8 @@ class Bench:
             for layer, rows in enumerate(getattr(seen.rows, part)):
                 if len(rows) != len(places):
                     self.fail(f"after {what}: layer {layer} has {len(rows)} rows of {part}, expected {len(places)}")
-        if found and seen.rows.keys:
+        # Of a windowed model the witness shows the layers of full attention, and layer 0 need not be one of them.
+        if found and seen.rows.keys and not self.backend.capabilities.sliding_window_attention_tokens:
             self._check_identity(what, seen.rows.keys[0], found, places)
 
     def image(self) -> Image:

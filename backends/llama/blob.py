@@ -7,7 +7,7 @@
       per cell  i32 position  u32 n_seq = 1  [i32 x, i32 y, i32 token: M-RoPE only]  i32 sequence
       u32 v_trans  u32 n_layer
       per layer K  i32 type  u64 row bytes  rows
-      per layer V  i32 type  u64 row bytes  rows                             v_trans = 0
+      per layer V  i32 type  u64 row bytes  rows                             v_trans = 0; none in a latent cache
                    i32 type  u32 element bytes  u32 width  width x n_cells   v_trans = 1, transposed
 
 Little endian. A hybrid's attention cache is followed by its recurrent state, which is not parsed (`rest`).
@@ -95,8 +95,10 @@ class SequenceState:
     rest: bytes = b""
 
 
-def parse_sequence(state: bytes, *, extended: bool = False, n_caches: int | None = None) -> SequenceState:
-    """Parse a sequence state. `n_caches` None reads caches to the last byte.
+def parse_sequence(
+    state: bytes, *, extended: bool = False, latent: bool = False, n_caches: int | None = None
+) -> SequenceState:
+    """Parse a sequence state. `n_caches` None reads caches to the last byte; a `latent` cache has no value rows.
 
     Raises StateRejected when the bytes are not in this layout, naming the offset.
     """
@@ -104,14 +106,14 @@ def parse_sequence(state: bytes, *, extended: bool = False, n_caches: int | None
     magic, sequence = reader.unpack(_SEQUENCE_HEADER)
     if magic != _MAGIC:
         raise StateRejected(f"not a llama.cpp sequence state: it begins with {magic:#x}")
-    return SequenceState(sequence, _caches(reader, extended, n_caches), reader.rest())
+    return SequenceState(sequence, _caches(reader, extended, latent, n_caches), reader.rest())
 
 
-def parse_whole(state: bytes, *, extended: bool = False) -> tuple[Cache, ...]:
+def parse_whole(state: bytes, *, extended: bool = False, latent: bool = False) -> tuple[Cache, ...]:
     """The caches of a whole-context state. Raises StateRejected."""
     reader = _Reader(state)
     reader.take(reader.u32())
-    return _caches(reader, extended, None)
+    return _caches(reader, extended, latent, None)
 
 
 def build_sequence(state: SequenceState) -> bytes:
@@ -180,14 +182,14 @@ class _Reader:
         return self._data[self._at :]
 
 
-def _caches(reader: _Reader, extended: bool, n_caches: int | None) -> tuple[Cache, ...]:
+def _caches(reader: _Reader, extended: bool, latent: bool, n_caches: int | None) -> tuple[Cache, ...]:
     caches: list[Cache] = []
     while not reader.done if n_caches is None else len(caches) < n_caches:
-        caches.append(_cache(reader, extended))
+        caches.append(_cache(reader, extended, latent))
     return tuple(caches)
 
 
-def _cache(reader: _Reader, extended: bool) -> Cache:
+def _cache(reader: _Reader, extended: bool, latent: bool) -> Cache:
     reader.one_stream()
     n_cells = reader.u32()
     positions, sequences, extra = _cells(reader, n_cells, extended)
@@ -197,7 +199,8 @@ def _cache(reader: _Reader, extended: bool) -> Cache:
     if v_trans not in (0, 1):
         raise StateRejected(f"state has v_trans {v_trans}")
     keys = tuple(_rows(reader, n_cells) for _ in range(n_layer))
-    values = tuple((_rows_transposed if v_trans else _rows)(reader, n_cells) for _ in range(n_layer))
+    n_values = 0 if latent else n_layer
+    values = tuple((_rows_transposed if v_trans else _rows)(reader, n_cells) for _ in range(n_values))
     return Cache(positions, sequences, extra, bool(v_trans), keys, values)
 
 

@@ -25,12 +25,16 @@ _NO_SPARSE = "llama.cpp has no sparse prefill pattern"
 
 @dataclass(frozen=True, slots=True)
 class MemoryFacts:
-    """What decides the gates. `rope_factor` says why keys are scaled beside being rotated; None when they are not."""
+    """What decides the gates. `rope_factor` says why keys are scaled beside being rotated; None when they are not.
+
+    `latent`: one latent row a token stands for its keys and values (absorbed multi-head latent attention).
+    """
 
     kind: MemoryKind
     window: int
     multi_rope: bool
     rope_factor: str | None
+    latent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,12 @@ def memory_facts(model: NativeModel) -> MemoryFacts:
         kind = "recurrent"
     elif model.is_hybrid:
         kind = "hybrid"
-    return MemoryFacts(kind, model.window, model.has_multi_rope, _rope_factor(model))
+    return MemoryFacts(kind, model.window, model.has_multi_rope, _rope_factor(model), _is_latent(model))
+
+
+def _is_latent(model: NativeModel) -> bool:
+    lengths = (model.metadata(f"{model.arch}.attention.{part}_length_mla") for part in ("key", "value"))
+    return all(length is not None and int(length) > 0 for length in lengths)
 
 
 def _rope_factor(model: NativeModel) -> str | None:

@@ -187,9 +187,10 @@ class LiveMemory:
 
     def windowed_positions(self) -> Positions:
         """Positions that a windowed model's windowed cache still holds."""
-        caches = parse_whole(self._context.read_all(), extended=self._facts.multi_rope)
+        caches = parse_whole(self._context.read_all(), extended=self._facts.multi_rope, latent=self._facts.latent)
         return np.sort(caches[-1].positions.astype(np.int64))
 
     def _attention(self, state: bytes) -> tuple[Cache, ...]:
         n_caches = {"plain": 1, "hybrid": 1}.get(self._facts.kind)
-        return parse_sequence(state, extended=self._facts.multi_rope, n_caches=n_caches).caches
+        facts = self._facts
+        return parse_sequence(state, extended=facts.multi_rope, latent=facts.latent, n_caches=n_caches).caches

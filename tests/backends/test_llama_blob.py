@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -147,3 +149,16 @@ def test_whole_state_has_the_same_rows(arch: str) -> None:
     for left, right in zip(one, whole, strict=True):
         assert_same(left, right)
     backend.close()
+
+
+@given(caches(extended=False))
+def test_a_latent_cache_has_no_value_rows(cache: Cache) -> None:
+    """One latent row a token stands for its keys and values; whether a model is so is told, never guessed."""
+    state = SequenceState(1, (replace(cache, values=(), v_trans=False),))
+    raw = build_sequence(state)
+    (parsed,) = parse_sequence(raw, latent=True).caches
+    assert_same(state.caches[0], parsed)
+    assert parse_sequence(raw + b"rest", latent=True, n_caches=1).rest == b"rest"
+    if len(cache.positions):
+        with pytest.raises(StateRejected, match="more expected"):
+            parse_sequence(raw)

@@ -1,9 +1,9 @@
-"""Every capability of every configuration: the struct verbatim, each true flag executed, each false one refused."""
+"""Every flag of every configuration on llama.cpp, by what only this engine can be asked: exact rows, wrong answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from kvtape.backends.llama.proof import prove
 from kvtape.backends.llama.session import LlamaBackend
 from kvtape.backends.protocol import Witness
 from kvtape.planner.capabilities import Capabilities
+from support.capability_table import ROWS, Row
 from support.llama_tiny import image, model_file, prefilled, rotate, session, tokens
 
 PLAIN = Capabilities(
@@ -31,10 +32,6 @@ PLAIN = Capabilities(
     snapshot_state=True,
 )
 NO_SHIFT = replace(PLAIN, position_shift=False)
-SCORED = replace(PLAIN, attention_scores=True)
-SCORES = {"options": {"scores": "on"}}
-GEMMA3 = Capabilities(remove_middle=True, sliding_window_attention_tokens=64, snapshot_state=True)
-STATE_ONLY = Capabilities(snapshot_state=True)
 
 
 @dataclass(frozen=True)
@@ -51,43 +48,14 @@ class Case:
         return prefilled(n, self.arch, config=self.config, **self.shape)
 
 
-def kv(kv_type: str) -> dict[str, str]:
-    return {"kv_type_k": kv_type, "kv_type_v": kv_type}
+def _shape(row: Row) -> dict[str, Any]:
+    return {key: value for key, value in row.model.items() if key != "arch"}
 
 
 CASES = [
-    Case("llama-f32", "llama", PLAIN),
-    Case("llama-f16", "llama", PLAIN, config=kv("f16")),
-    Case("llama-bf16", "llama", NO_SHIFT, config=kv("bf16")),
-    Case("llama-f16-bf16-values", "llama", PLAIN, config={"kv_type_k": "f16", "kv_type_v": "bf16"}),
-    Case("llama-flash", "llama", PLAIN, config={"flash_attention": True} | kv("f16")),
-    Case("llama-no-cold-budget", "llama", replace(PLAIN, cold_store=False), config={"cold_budget_tokens": 0}),
-    Case("llama-two-kv-heads", "llama", PLAIN, shape={"n_embd": 128, "n_head": 4, "n_head_kv": 2}),
-    Case("llama-q8-weights", "llama", PLAIN, shape={"weights": "q8_0"}, config=kv("f16")),
-    Case("qwen2", "qwen2", PLAIN),
-    Case("qwen3", "qwen3", PLAIN),
-    Case("yarn", "llama", NO_SHIFT, shape={"yarn": 4}),
-    Case("qwen2vl", "qwen2vl", NO_SHIFT),
-    Case("mamba", "mamba", STATE_ONLY),
-    Case("lfm2", "lfm2", STATE_ONLY),
-    Case("gemma3", "gemma3", GEMMA3),
-    Case(
-        "gemma3-swa-full",
-        "gemma3",
-        replace(PLAIN, cold_store=False, sliding_window_attention_tokens=64),
-        config={"options": {"swa_full": "yes"}},
-    ),
-    Case("llama-scores", "llama", SCORED, config=SCORES),
-    Case("llama-f16-scores", "llama", SCORED, config=SCORES | kv("f16")),
-    Case("llama-bf16-scores", "llama", replace(NO_SHIFT, attention_scores=True), config=SCORES | kv("bf16")),
-    Case("llama-q8-weights-scores", "llama", SCORED, shape={"weights": "q8_0"}, config=SCORES | kv("f16")),
-    Case("qwen2-scores", "qwen2", SCORED, config=SCORES),
-    Case("qwen3-scores", "qwen3", SCORED, config=SCORES),
-    Case("yarn-scores", "llama", replace(NO_SHIFT, attention_scores=True), shape={"yarn": 4}, config=SCORES),
-    Case("qwen2vl-scores", "qwen2vl", replace(NO_SHIFT, attention_scores=True), config=SCORES),
-    Case("mamba-scores", "mamba", STATE_ONLY, config=SCORES),
-    Case("lfm2-scores", "lfm2", STATE_ONLY, config=SCORES),
-    Case("gemma3-scores", "gemma3", GEMMA3, config=SCORES),
+    Case(row.name, row.model.get("arch", "llama"), row.expected, _shape(row), dict(row.config))
+    for row in ROWS
+    if row.engine == "llama" and row.model.get("arch") != "latent"
 ]
 FLAGS = tuple(f.name for f in fields(Capabilities) if isinstance(f.default, bool) and f.name != "sparse_attention")
 TRUE = [(case, flag) for case in CASES for flag in FLAGS if getattr(case.expected, flag)]
@@ -96,15 +64,6 @@ FALSE = [(case, flag) for case in CASES for flag in FLAGS if not getattr(case.ex
 
 def ids(pairs: list[tuple[Case, str]]) -> list[str]:
     return [f"{case.name}-{flag}" for case, flag in pairs]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_whole_struct(case: Case) -> None:
-    backend = session(case.arch, config=case.config, **case.shape)
-    assert backend.capabilities == case.expected
-    for flag, value in asdict(case.expected).items():
-        assert (backend.refusal(flag) is None) == bool(value), flag
-    backend.close()
 
 
 def test_a_name_that_is_no_capability_is_refused() -> None:

@@ -1,9 +1,8 @@
-"""The whole capability struct of every configuration, with a proof for each true flag and a refusal for each false."""
+"""Every flag of every configuration on OpenVINO, by what only this engine can be asked; and what is refused at open."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,73 +13,20 @@ from kvtape.backends.openvino.session import OpenVinoBackend
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.layout import Segment
 from kvtape.planner.ranges import RangeSet
+from support.capability_table import ROWS, open_row
 from support.openvino_tiny import assert_whole, tiny_session, tokens
 
-FULL = Capabilities(
-    remove_tail=True,
-    remove_middle=True,
-    position_shift=True,
-    sparse_attention=False,
-    sliding_window_attention_tokens=0,
-    cold_store=True,
-    recompute_range=True,
-    attention_scores=False,
-    snapshot_state=True,
-)
-NO_MIRROR = Capabilities(
-    remove_tail=False,
-    remove_middle=False,
-    position_shift=False,
-    sparse_attention=False,
-    sliding_window_attention_tokens=0,
-    cold_store=False,
-    recompute_range=True,
-    attention_scores=False,
-    snapshot_state=True,
-)
-SCORED = Capabilities(
-    remove_tail=True,
-    remove_middle=True,
-    position_shift=True,
-    sparse_attention=False,
-    sliding_window_attention_tokens=0,
-    cold_store=True,
-    recompute_range=True,
-    attention_scores=True,
-    snapshot_state=True,
-)
 OFF = {"mirror": "off"}
-SCORES = {"scores": "on"}
 ASKED = {"kv": "asked"}
-F16 = {"kv_type_k": "f16", "kv_type_v": "f16", "options": ASKED}
-
-CONFIGURATIONS: dict[str, tuple[str, dict[str, Any], Capabilities]] = {
-    "llama": ("llama", {}, FULL),
-    "llama-two-kv-heads": ("llama-two-kv-heads", {}, FULL),
-    "qwen2": ("qwen2", {}, FULL),
-    "qwen3": ("qwen3", {}, FULL),
-    "scores": ("llama", {"options": SCORES}, SCORED),
-    "scores, qwen2": ("qwen2", {"options": SCORES}, SCORED),
-    "scores, qwen3": ("qwen3", {"options": SCORES}, SCORED),
-    "scores, f16": ("llama", F16 | {"options": ASKED | SCORES}, SCORED),
-    "scores, yarn": ("llama-yarn", {"options": SCORES}, Capabilities(**asdict(SCORED) | {"position_shift": False})),
-    "no cold budget": ("llama", {"cold_budget_tokens": 0}, Capabilities(**asdict(FULL) | {"cold_store": False})),
-    "f16": ("llama", F16, FULL),
-    "f32 asked": ("llama", {"kv_type_k": "f32", "kv_type_v": "f32", "options": ASKED}, FULL),
-    "mirror off": ("llama", {"options": OFF}, NO_MIRROR),
-    "mirror off, no cold budget": ("llama", {"options": OFF, "cold_budget_tokens": 0}, NO_MIRROR),
-    "mirror off, f16": ("llama", F16 | {"options": ASKED | OFF}, NO_MIRROR),
-    "yarn": ("llama-yarn", {}, Capabilities(**asdict(FULL) | {"position_shift": False})),
-    "yarn, mirror off": ("llama-yarn", {"options": OFF}, NO_MIRROR),
-}
+SCORES = {"scores": "on"}
 
 
-@pytest.fixture(params=CONFIGURATIONS)
+@pytest.fixture(params=[row for row in ROWS if row.engine == "openvino"], ids=lambda row: row.name)
 def configured(request: pytest.FixtureRequest) -> tuple[OpenVinoBackend, Capabilities]:
-    model, config, want = CONFIGURATIONS[request.param]
-    backend = tiny_session(model, **config)
+    backend = open_row(request.param)
+    assert isinstance(backend, OpenVinoBackend)
     backend.prefill(tokens(24), 0)
-    return backend, want
+    return backend, request.param.expected
 
 
 def remove_tail(backend: OpenVinoBackend) -> None:
@@ -166,13 +112,6 @@ ATTEMPTS: dict[str, Callable[[OpenVinoBackend], object]] = {
     "cold_store": lambda b: b.export_block(4, 9),
     "attention_scores": lambda b: b.take_mass(),
 }
-
-
-def test_the_whole_struct(configured: tuple[OpenVinoBackend, Capabilities]) -> None:
-    backend, want = configured
-    assert backend.capabilities == want
-    for name, value in asdict(want).items():
-        assert (backend.refusal(name) is None) == bool(value), name
 
 
 @pytest.mark.parametrize("flag", PROOFS)
