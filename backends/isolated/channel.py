@@ -38,9 +38,10 @@ class Channel:
     call that is interrupted here (Ctrl-C) leaves its answer unread: from then on only `close` is possible.
     """
 
-    def __init__(self, sock: socket.socket, host: HostProcess, session: int) -> None:
-        self._sock, self._host, self._session = sock, host, session
-        sock.settimeout(host.limits.answer)
+    def __init__(self, sock: socket.socket, host: HostProcess, session: int, patience: float) -> None:
+        """`patience`: seconds without a sign of life, in a call, that end the host."""
+        self._sock, self._host, self._session, self._patience = sock, host, session, patience
+        sock.settimeout(patience)
         self._lock = threading.RLock()
         self._cancels = 0
         self._fault: EngineFault | None = None
@@ -180,7 +181,7 @@ class Channel:
             raise  # before a byte was sent
         except TimeoutError:
             self._host.kill()
-            self._lose(f"did not answer within {self._host.limits.answer:g} s in {operation} and was killed")
+            self._lose(f"did not answer within {self._patience:g} s in {operation} and was killed")
         except (OSError, EOFError):
             if self._closed:
                 raise SessionClosed(f"{operation}: the session was closed meanwhile") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import weakref
@@ -9,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 
-from kvtape.backends.errors import SessionClosed, UsageError
+from kvtape.backends.errors import EngineFault, SessionClosed, UsageError
 from kvtape.backends.isolated.backend import IsolatedBackend
 from kvtape.backends.isolated.channel import Channel
 from kvtape.backends.isolated.opened import Opened
@@ -77,7 +78,7 @@ class HostKeeper:
             if self._host is None or self._channel is None or not self._channel.usable or not self._host.alive:
                 self._drop()
                 self._host = HostProcess(self._limits)
-                self._channel = Channel(self._host.control, self._host, 0)
+                self._channel = Channel(self._host.control, self._host, 0, self._limits.load)
                 self.started += 1
             return self._host, self._channel
 
@@ -148,7 +149,7 @@ class IsolatedEngine:
         except BaseException:
             ours.close()
             raise
-        backend = IsolatedBackend(Channel(ours, host, session), opened)
+        backend = IsolatedBackend(Channel(ours, host, session, host.limits.answer), opened)
         self._sessions.add(backend)
         return backend
 
@@ -157,12 +158,15 @@ class IsolatedEngine:
         if self._closed:
             return
         self._closed = True
-        for session in list(self._sessions):
-            session.close()
-        if self._own:
-            self._keeper.close()
-        elif self._host.alive and self._channel.usable:
-            self._channel.call(NoneType, "unload", [self._number])
+        try:
+            for session in list(self._sessions):
+                session.close()
+            if not self._own and self._host.alive and self._channel.usable:
+                with contextlib.suppress(EngineFault):  # the host died meanwhile, and the model with it
+                    self._channel.call(NoneType, "unload", [self._number])
+        finally:
+            if self._own:
+                self._keeper.close()
 
     def _loaded(self) -> tuple[int, Channel, HostProcess]:
         """The model on a living host: loaded again where the last one died."""

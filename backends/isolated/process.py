@@ -43,11 +43,12 @@ _QUIET: Final = {"OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1", "GGM
 class Limits:
     """Seconds without a sign of life after which a host is killed.
 
-    `start`: until it is ready. `answer`: in any one call, in a decode between two tokens. `close`: while a session or
-    the host ends.
+    `start`: until it is ready. `load`: while it loads a model or opens a session. `answer`: in any one call, in a
+    decode between two tokens. `close`: while a session or the host ends.
     """
 
     start: float = 120.0
+    load: float = 1800.0
     answer: float = 1800.0
     close: float = 30.0
 
@@ -74,7 +75,7 @@ class HostProcess:
             theirs.close()
             os.close(reader)
         self._tail = _Tail(self._process)
-        self._end = weakref.finalize(self, _end, self._process, self.control, self._cancels, self._tail)
+        self._end = weakref.finalize(self, _end, os.getpid(), self._process, self.control, self._cancels, self._tail)
         self._greet()
 
     @property
@@ -149,7 +150,6 @@ class HostProcess:
         if greeting != ["ready", wire_version()]:
             self._end()
             raise EnvironmentProblem("the installed kvtape is not the one that runs here; start this program again")
-        self.control.settimeout(self.limits.answer)
 
     def _why_not_ready(self, error: BaseException) -> str | None:
         """None when it is this process that was interrupted."""
@@ -205,8 +205,10 @@ def _spawn(control: int, cancels: int) -> subprocess.Popen[bytes]:
         raise EnvironmentProblem(f"the engine host does not start: {err}") from None
 
 
-def _end(process: subprocess.Popen[bytes], control: socket.socket, cancels: int, tail: _Tail) -> None:
-    """Whatever happened: no process, no zombie, no descriptor is left."""
+def _end(owner: int, process: subprocess.Popen[bytes], control: socket.socket, cancels: int, tail: _Tail) -> None:
+    """Whatever happened: no process, no zombie, no descriptor is left. A fork of the owner leaves its host alone."""
+    if os.getpid() != owner:
+        return
     process.kill()
     process.wait()
     control.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -92,6 +93,18 @@ def test_an_engine_that_is_let_go_without_a_close_leaves_no_process() -> None:
     session(host).prefill(tokens(5), 0)
     del host
     assert (descriptors(), children()) == before
+
+
+def test_a_fork_of_the_parent_does_not_end_the_host() -> None:
+    host = open_isolated("llama", model_file("llama"))
+    child = os.fork()
+    if child == 0:
+        del host
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert session(host).prefill(tokens(5), 0).tokens == 5
+    host.close()
 
 
 PARENT = """

@@ -106,28 +106,29 @@ def test_a_native_death_is_a_lost_device_and_the_engine_opens_again(what: str) -
     assert_lost(fault, *words)
     assert "/" not in fault.cause  # no folder of a build or a user
     assert str(fault).startswith("device_lost: the engine host ")
-    assert host.host_pid is None
-    again = session(host, **config)
-    assert again.prefill(tokens(8), 0).tokens == 8
-    assert host.hosts_started == 2
+    assert (host.host_pid, host.hosts_started) == (None, 1)
+    if rig in ("abort", "corrupt_heap"):  # one of each engine: a start costs more than all the rest
+        again = session(host, **config)
+        assert again.prefill(tokens(8), 0).tokens == 8
+        assert host.hosts_started == 2
     host.close()
     assert (descriptors(), children()) == before
 
 
 def test_a_host_that_hangs_is_killed_after_its_deadline() -> None:
     """In native code that keeps the interpreter's lock, so that nothing in the host could notice."""
-    host = rigged("hang", limits=Limits(answer=0.5))
+    host = rigged("hang", limits=Limits(answer=2))
     pid = host.host_pid
-    assert_lost(die_in_prefill(host), "did not answer within 0.5 s in prefill and was killed")
+    assert_lost(die_in_prefill(host), "did not answer within 2 s in prefill and was killed")
     assert pid not in children()
     host.close()
 
 
 def test_the_deadline_does_not_count_the_time_of_a_choice() -> None:
-    host = rigged("hang", limits=Limits(answer=0.5))
+    host = rigged("hang", limits=Limits(answer=2))
     backend = session(host)
     logits = backend.prefill(tokens(8), 0).logits
-    run = backend.decode_until(1, 512, 8, logits, lambda row: time.sleep(0.8) or greedy(row))  # type: ignore[func-returns-value]
+    run = backend.decode_until(1, 512, 8, logits, lambda row: time.sleep(2.5) or greedy(row))  # type: ignore[func-returns-value]
     assert len(run.tokens) == 1
     host.close()
 
@@ -266,7 +267,7 @@ def test_ctrl_c_in_a_session_closes_it_and_the_host_serves_on() -> None:
     host.close()
 
 
-@pytest.mark.parametrize(("name", "runs"), [("llama", 12), ("openvino", 3)])
+@pytest.mark.parametrize(("name", "runs"), [("llama", 8), ("openvino", 2)])
 def test_a_host_killed_at_random_leaves_a_log_that_verifies_and_a_slot_that_opens(
     name: str, runs: int, tmp_path: Path
 ) -> None:
