@@ -73,6 +73,7 @@ bench: setup ## measure what the documents promise
 
 soak: setup ## the long run of crashes: kills, power cuts, full disks, flipped bits (half an hour)
 	$(BIN)/python benchmarks/soak.py
+	$(BIN)/python benchmarks/soak_hosts.py
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

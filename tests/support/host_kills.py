@@ -1,6 +1,4 @@
-"""Kill an engine host at a random point of a recorded session, and see what is left: `make soak` runs it 200 times.
-
-python -m support.host_kills RUNS ENGINE...
+"""Kill an engine host at a random point of a recorded session, and see what is left.
 
 Each run draws from its seed which call is under way when the signal goes out, how long after its beginning, and which
 signal. Then the session must be fatal with device_lost, the log must hold every event that was recorded and verify,
@@ -9,15 +7,11 @@ and the slot must open again on a new host, under a new generation.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
-import tempfile
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +32,7 @@ from kvtape.traces.recorder import Recorder
 from kvtape.traces.verify import verify
 from support.logs import KEY, TickClock, run_row
 
-__all__ = ["KillPlan", "KilledPool", "Outcome", "main"]
+__all__ = ["KillPlan", "KilledPool", "Outcome"]
 
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGTERM)
 CALLS = 150
@@ -217,34 +211,3 @@ def _refuses(session: Session) -> None:
         except SessionFatal:
             continue
         raise AssertionError("a poisoned session did something")
-
-
-def main(runs: int, engines: list[str]) -> int:
-    """Prints one JSON line an engine. Exit 1 when a run was not as it must be."""
-    from support.isolated import model_file
-
-    for name in engines:
-        pool = KilledPool(name, model_file(name))
-        outcomes = []
-        for seed in range(runs):
-            plan = KillPlan.drawn(seed)
-            with tempfile.TemporaryDirectory() as folder:
-                try:
-                    outcomes.append(pool.run(Path(folder) / "log.duckdb", plan))
-                except BaseException:
-                    print(f"{name}: {asdict(plan)}", file=sys.stderr)
-                    raise
-        pool.close()
-        told = {
-            "engine": name,
-            "runs": runs,
-            "died_in": dict(sorted(Counter(o.operation for o in outcomes).items())),
-            "signals": dict(sorted(Counter(o.signal for o in outcomes).items())),
-            "events": sum(o.events for o in outcomes),
-        }
-        print(json.dumps(told), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
