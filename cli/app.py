@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import Exit, TyperException
 
-from kvtape.cli import capacity, curve, demo, diff, doctor, import_, record, repair, replay, show, sql, verify
+from kvtape.cli import capacity, curve, demo, diff, doctor, export, import_, record, repair, replay, show, sql, verify
 from kvtape.cli.errors import describe
 from kvtape.cli.eval import evaluate
 
@@ -35,6 +35,7 @@ app.command()(curve.curve)
 app.command("eval")(evaluate)
 app.command()(repair.repair)
 app.command("import")(import_.import_trace)
+app.command()(export.export)
 
 
 def _print_version(asked: bool) -> None:

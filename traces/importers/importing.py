@@ -14,10 +14,12 @@ from typing import Any
 
 from kvtape.planner.rows import RunRow
 from kvtape.traces.importers.events import EventMaker
+from kvtape.traces.importers.log_lines import FORMAT_NAME, is_log_lines, restore_log
 from kvtape.traces.importers.notes import Notes, Warned
 from kvtape.traces.importers.protocol import Asked, Record
 from kvtape.traces.importers.reading import Trace, read_trace
 from kvtape.traces.importers.registry import AUTO
+from kvtape.traces.importers.source import Source
 from kvtape.traces.importers.writing import Batch, arrow_rows, write_new_log
 
 __all__ = ["ImportResult", "import_trace"]
@@ -54,6 +56,9 @@ def import_trace(
 
     Raises SourceRejected for what cannot be read, LogExists, LogWriteFailed. In each case there is no log.
     """
+    restored = _restored(files, log, format_name)
+    if restored is not None:
+        return restored
     asked = asked or Asked()
     notes = Notes()
     trace = read_trace(files, format_name, asked, notes)
@@ -81,6 +86,21 @@ def import_trace(
         span_ns=last - zero,
         warnings=notes.warnings(),
     )
+
+
+def _restored(files: Sequence[str | Path], log: Path, format_name: str) -> ImportResult | None:
+    """kvtape's own lines are a log already: its runs, batches and digests come back. None for any other source."""
+    if not files or format_name not in (AUTO, FORMAT_NAME) or ("-" in map(str, files) and format_name == AUTO):
+        return None
+    with Source(files[0]) as source:
+        if format_name == AUTO and not is_log_lines(source.head):
+            return None
+        if len(files) > 1:
+            raise source.rejected(
+                None, "one of several files", "import each log by itself, then merge them", whole=True
+            )
+        made = restore_log(source, log)
+    return ImportResult(FORMAT_NAME, made.rows, made.sessions, made.events, 0, 0, made.span_ns, [])
 
 
 def _batches(records: Sequence[tuple[Record, str]], maker: EventMaker) -> Iterator[Batch]:

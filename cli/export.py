@@ -1,0 +1,53 @@
+"""`kvtape export`: a log in the formats of others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtape.cli.args import AsJson, LogPath
+
+__all__ = ["export"]
+
+
+def export(
+    log: LogPath,
+    format_name: Annotated[
+        str,
+        typer.Option("--format", metavar="NAME", help="parquet, jsonl, mooncake, bailian, perfetto or oraclegeneral."),
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="NEW", help="The file or folder to write; - for stdout.")],
+    run: Annotated[str | None, typer.Option("--run", metavar="R", help="Of this run; default: the log's own.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a log in another format; the log is only read.
+
+    parquet and jsonl hold every row, and jsonl imports back to the same log. The others hold what they can say.
+
+    \b
+    Example:
+      kvtape export demo-out/demo.duckdb --format perfetto --out demo.json
+    """
+    from kvtape.backends.errors import UsageError
+    from kvtape.cli.logs import opened
+    from kvtape.cli.output import Section, emit
+    from kvtape.traces.exporters.exporting import export_log
+
+    if out == "-" and (as_json or format_name == "parquet"):
+        raise UsageError("stdout holds one thing: give --out a name" + (" and leave --json" if as_json else ""))
+    with opened(log) as tape:
+        digest = tape.chain_digest
+        result = export_log(tape, format_name, out if out == "-" else Path(out), run)
+    if out == "-":
+        return
+    body = {"log": str(log), "format": result.format, "out": out, "rows": result.rows}
+    emit(
+        "export",
+        body,
+        [Section(f"{out}: {result.rows} rows as {result.format}", (), ())],
+        as_json=as_json,
+        digest=digest,
+        digest_kind="chain",
+    )

@@ -1,0 +1,131 @@
+"""`export_log`: a log in another format, whole or not at all. The log is only read."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+
+from kvtape.traces.database import give_name
+from kvtape.traces.errors import LogExists, TraceError
+from kvtape.traces.exporters.lines import log_lines
+from kvtape.traces.exporters.perfetto import trace_lines
+from kvtape.traces.exporters.requests import PromptRequest, prompt_requests
+from kvtape.traces.exporters.traces import ACCESS, bailian_lines, mooncake_lines, oracle_general
+from kvtape.traces.leftovers import claimed
+from kvtape.traces.merge import merge_to_parquet
+from kvtape.traces.parquet_files import write_parquet
+from kvtape.traces.reader import Log
+from kvtape.traces.union import UnionLog
+
+__all__ = ["FORMATS", "ExportResult", "export_log", "format_names"]
+
+PARQUET = "parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """`rows` written: rows of tables, requests, trace events or block accesses, as the format counts."""
+
+    format: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """`pieces` of the file; how many rows a piece is."""
+
+    summary: str
+    pieces: Callable[[Log, str], Iterable[bytes]]
+    rows_of: Callable[[bytes], int]
+
+
+def _requests(make: Callable[[list[PromptRequest]], Iterable[bytes]]) -> Callable[[Log, str], Iterable[bytes]]:
+    def pieces(log: Log, run_id: str) -> Iterable[bytes]:
+        found = prompt_requests(log, run_id)
+        if not found:
+            raise TraceError(f"{log.path}: run {run_id} has no prompt, so there is no request to write")
+        return make(found)
+
+    return pieces
+
+
+def _oracle(requests: list[PromptRequest]) -> Iterator[bytes]:
+    data = oracle_general(requests)
+    if not data:
+        raise TraceError("no block ids are known of any prompt, so there are no accesses to write")
+    yield data
+
+
+FORMATS: dict[str, _Format] = {
+    "jsonl": _Format(
+        "every row as JSON lines; imports back to the same log", lambda log, _: log_lines(log), lambda _: 1
+    ),
+    "mooncake": _Format("requests as a Mooncake trace", _requests(mooncake_lines), lambda _: 1),
+    "bailian": _Format("requests as a Bailian trace", _requests(bailian_lines), lambda _: 1),
+    "perfetto": _Format("a timeline for Perfetto", trace_lines, lambda _: 1),
+    "oraclegeneral": _Format(
+        "block accesses for libCacheSim", _requests(_oracle), lambda data: len(data) // ACCESS.size
+    ),
+}
+"""By name; `parquet` beside them writes a folder."""
+
+
+def format_names() -> list[str]:
+    return [PARQUET, *FORMATS]
+
+
+def export_log(log: Log, format_name: str, out: str | Path, run_id: str | None = None) -> ExportResult:
+    """Write `log` (its run `run_id`, default: `default_run`; `jsonl` and `parquet` write all) to the new file `out`.
+
+    `-` is stdout. Raises TraceError for what the format cannot say of this log, LogExists, OSError.
+    """
+    if format_name == PARQUET:
+        return ExportResult(PARQUET, _parquet(log, Path(out)))
+    if format_name not in FORMATS:
+        raise TraceError(f"there is no export format {format_name!r}; choose one of {', '.join(format_names())}")
+    chosen = FORMATS[format_name]
+    run = log.default_run().run_id if run_id is None else run_id
+    pieces = iter(chosen.pieces(log, run))
+    if str(out) == "-":
+        return ExportResult(format_name, _write(pieces, sys.stdout.buffer.write, chosen))
+    target = Path(out)
+    if target.exists():
+        raise LogExists(f"{target}: already there; kvtape writes over nothing, choose another name")
+    with claimed(target) as fresh:
+        with fresh.open("xb") as handle:
+            rows = _write(pieces, handle.write, chosen)
+            handle.flush()
+            os.fsync(handle.fileno())
+        try:
+            give_name(fresh, target)
+        except FileExistsError:
+            raise LogExists(f"{target}: already there; kvtape writes over nothing, choose another name") from None
+    return ExportResult(format_name, rows)
+
+
+def _write(pieces: Iterator[bytes], write: Callable[[bytes], object], chosen: _Format) -> int:
+    rows = 0
+    for piece in pieces:
+        write(piece)
+        rows += chosen.rows_of(piece)
+    return rows
+
+
+def _parquet(log: Log, out: Path) -> int:
+    """All rows in folders by day and session."""
+    if isinstance(log, UnionLog):
+        return merge_to_parquet([log.path], out).rows
+    # The log's own connection is confined to its file, and one process opens a file in one way only.
+    connection = duckdb.connect()
+    connection.execute(f"ATTACH '{str(log.source).replace(chr(39), chr(39) * 2)}' AS log (READ_ONLY)")
+    connection.execute("USE log")
+    try:
+        write_parquet(connection, out)
+        return int(connection.execute("SELECT coalesce(sum(rows), 0) FROM batches").fetchall()[0][0])
+    finally:
+        connection.close()

@@ -1,0 +1,179 @@
+"""kvtape's own JSON lines (`kvtape export --format jsonl`) back into a log: the same rows, batches and digests.
+
+The digest of each batch is computed anew and compared, so an edited line is found and named by its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import msgspec
+import pyarrow as pa
+
+from kvtape.traces.canonical import in_canonical_order
+from kvtape.traces.chain import BatchSummary, genesis, link, summarise
+from kvtape.traces.database import build_file, fsync_file, one_line
+from kvtape.traces.errors import LogWriteFailed
+from kvtape.traces.importers.sniffing import first_line
+from kvtape.traces.importers.source import Source
+from kvtape.traces.importers.writing import arrow_table, new_log
+from kvtape.traces.schema import FORMAT, SCHEMA_VERSION, TABLES
+from kvtape.traces.seal import check_copy
+from kvtape.traces.sidecar import Head, file_digest, session_key, write_head
+
+__all__ = ["FORMAT_NAME", "Restored", "is_log_lines", "restore_log"]
+
+FORMAT_NAME = "kvtape-jsonl"
+_REMEDY = "export the log again"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """`rows` of all tables, `events` and sessions of the log that was made."""
+
+    rows: int
+    events: int
+    sessions: int
+    span_ns: int
+
+
+def is_log_lines(head: bytes) -> bool:
+    return first_line(head).startswith(b'{"table":"meta"')
+
+
+@dataclass
+class _Chain:
+    """Where the chain stands."""
+
+    meta: dict[str, str]
+    digest: bytes
+    batch: int = 0
+    rows: int = 0
+    sessions: dict[str, int] = field(default_factory=dict)
+    n_events: int = 0
+    times: list[int] = field(default_factory=list)
+
+
+def restore_log(source: Source, log: Path) -> Restored:
+    """Write the log. Raises SourceRejected, LogExists, LogWriteFailed; there is no log then."""
+    lines = source.lines()
+    chain = _begin(source, next(lines, b""))
+    try:
+        with new_log(log) as fresh:
+            build_file(fresh, {**chain.meta, "sealed": "true"})
+            connection = duckdb.connect(str(fresh), config={"threads": "1"})
+            try:
+                connection.execute("BEGIN")
+                waiting: dict[str, list[dict[str, Any]]] = {}
+                for line in lines:
+                    _take(source, line, chain, waiting, connection)
+                if any(waiting.values()):
+                    raise source.rejected(None, "the last batch has no digest behind it", "fetch the whole file")
+                connection.execute("COMMIT")
+                connection.execute("CHECKPOINT")
+            finally:
+                connection.close()
+            fsync_file(fresh)
+            head = Head(chain.meta["log_id"], chain.batch, chain.digest.hex(), chain.rows, chain.sessions, "")
+            check_copy(fresh, head)
+            write_head(fresh, head.as_sealed(file_digest(fresh)))
+    except (OSError, duckdb.Error) as err:
+        raise LogWriteFailed(f"{log}: writing failed ({one_line(err)}); nothing was imported") from err
+    span = max(chain.times, default=0) - min(chain.times, default=0)
+    return Restored(chain.rows, chain.n_events, len(chain.sessions), span)
+
+
+def _begin(source: Source, line: bytes) -> _Chain:
+    meta = _object(source, line).get("meta")
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise source.rejected("meta", "no log of kvtape", "the first line has the meta rows of a log")
+    version = int(meta.get("schema_version", 0))
+    if version != SCHEMA_VERSION:
+        what = f"schema version {version}, this kvtape writes {SCHEMA_VERSION}"
+        raise source.rejected("schema_version", what, "use the kvtape that exported it")
+    plain = {k: str(v) for k, v in meta.items() if k != "sealed"}
+    return _Chain(plain, genesis(plain))
+
+
+def _take(
+    source: Source,
+    line: bytes,
+    chain: _Chain,
+    waiting: dict[str, list[dict[str, Any]]],
+    connection: duckdb.DuckDBPyConnection,
+) -> None:
+    row = _object(source, line)
+    name = row.pop("table", None)
+    if name == "batches":
+        _append(source, row, chain, waiting, connection)
+        waiting.clear()
+    elif name in TABLES:
+        unknown = row.keys() - set(TABLES[name].columns)
+        if unknown:
+            raise source.rejected(min(unknown), f"no column of {name}", _REMEDY)
+        waiting.setdefault(name, []).append(row)
+    else:
+        raise source.rejected("table", f"{name!r} is no table of a log", _REMEDY)
+
+
+def _append(
+    source: Source,
+    said: Mapping[str, Any],
+    chain: _Chain,
+    waiting: Mapping[str, list[dict[str, Any]]],
+    connection: duckdb.DuckDBPyConnection,
+) -> None:
+    tables: dict[str, pa.Table] = {}
+    for name, rows in waiting.items():
+        try:
+            tables[name] = in_canonical_order(TABLES[name], arrow_table(TABLES[name], rows))
+        except (OverflowError, pa.ArrowException, TypeError, ValueError) as err:
+            raise source.rejected(name, f"a value that its column cannot hold ({err})", _REMEDY) from None
+    summary = summarise(tables)
+    previous, batch = chain.digest, chain.batch + 1
+    digest = link(previous, batch, summary)
+    if said.get("batch") != batch or said.get("digest") != digest.hex():
+        what = f"batch {batch} is not what was exported: its rows have another digest"
+        raise source.rejected("digest", what, _REMEDY)
+    _insert(connection, tables, batch, summary, previous, digest)
+    chain.digest, chain.batch, chain.rows = digest, batch, chain.rows + summary.rows
+    for event in waiting.get("events", []):
+        key = session_key(event["run_id"], event["session_id"])
+        chain.sessions[key] = max(chain.sessions.get(key, 0), event["seq"])
+        chain.n_events += 1
+    stamps = [event["at_ns"] for event in waiting.get("events", [])]
+    if stamps:
+        chain.times += [min(stamps), max(stamps)]
+
+
+def _insert(
+    connection: duckdb.DuckDBPyConnection,
+    tables: Mapping[str, pa.Table],
+    batch: int,
+    summary: BatchSummary,
+    previous: bytes,
+    digest: bytes,
+) -> None:
+    for name, data in tables.items():
+        number = pa.repeat(pa.scalar(batch, pa.uint64()), data.num_rows)
+        connection.register("incoming", data.append_column("batch", number))
+        try:
+            connection.execute(f"INSERT INTO {name} FROM incoming")
+        finally:
+            connection.unregister("incoming")
+    row = [batch, summary.rows, summary.spans, summary.tables, previous, digest]
+    connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)", row)
+
+
+def _object(source: Source, line: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError) as err:
+        raise source.rejected(None, f"not JSON ({err})", _REMEDY) from None
+    if not isinstance(value, dict):
+        raise source.rejected(None, "not a JSON object", _REMEDY)
+    return value
