@@ -1,7 +1,8 @@
-"""FIFO at one budget, without a queue: a block is in the cache while fewer than `budget` blocks were admitted after it.
+"""FIFO without a queue: a block is in the cache while fewer than `budget` blocks were admitted after it.
 
-Most accesses need no look at the cache: a first access is admitted, and so is one since whose last access the budget
-was admitted over by sure admissions alone. Only the others go through the loop, one after the other.
+First accesses are admitted at every budget, so what came between two accesses of a block is known but for the
+admissions among other repeats. A repeat is admitted for sure when sure admissions alone have pushed its block out.
+Only what is then left in doubt goes through a loop, one after the other.
 """
 
 from __future__ import annotations
@@ -14,68 +15,97 @@ import numpy.typing as npt
 from kvtape.sim.blocks.accesses import Accesses
 from kvtape.sim.blocks.block_trace import Ints
 
-__all__ = ["fifo_hits"]
+__all__ = ["Fifos"]
 
 Bools = npt.NDArray[np.bool_]
 
 
-def fifo_hits(a: Accesses, budget: int, *, held: bool) -> Bools:
-    """Which accesses find their block; `held` looks before the first admission of the request. bool [accesses]."""
-    sure = _surely_admitted(a.before, budget)
-    admitted = _counts(sure)  # sure admissions before each access
-    doubt = np.flatnonzero(~sure)
-    in_doubt = _counts(~sure)
-    stamps, more = _loop(a, sure, admitted, doubt, in_doubt, budget)
-    last = a.before
-    known = last >= 0
-    came = np.where(sure[last], admitted[last] + more[in_doubt[last]], 0)
-    if len(doubt):
-        came = np.where(sure[last], came, stamps[np.minimum(in_doubt[last], len(doubt) - 1)])
-    looked = a.starts[a.request] if held else np.arange(len(a))
-    now = admitted[looked] + more[in_doubt[looked]]
-    found: Bools = known & (now - came <= budget)
-    if held:  # twice in one request: the second is looked up when the first is not admitted yet
-        found &= last < looked
-    return found
+class Fifos:
+    """FIFO at any budget over one list of accesses; `held` looks before the first admission of the request.
+
+    A moment is a pair: first accesses before it, repeats before it.
+    """
+
+    def __init__(self, a: Accesses, *, held: bool) -> None:
+        self._n = len(a)
+        # Counts in 32 bits where they fit: what is not in the loop is bound by memory.
+        self._kind: Any = np.int32 if len(a) < 2**31 else np.int64
+        self._again = np.flatnonzero(a.before >= 0)
+        self._firsts = _counts(a.before < 0, self._kind)
+        self._repeats = _counts(a.before >= 0, self._kind)
+        last = a.before[self._again]
+        self._now = self._moment(self._again)
+        self._came = self._moment(last)
+        self._after = self._moment(last + 1)
+        looked = a.starts[a.request[self._again]] if held else self._again
+        self._looked = self._moment(looked)
+        self._there = last < looked  # a second time in one request it is looked up before the first is admitted
+        self._source = np.where(a.before[last] >= 0, self._came[1], -1)
+        """The repeat that a repeat's last access is; -1 where that is a first access."""
+
+    def hits(self, budget: int) -> Bools:
+        """Which accesses find their block. bool [accesses]."""
+        sure = self._surely_admitted(budget)
+        stamps, admitted = self._stamps(sure, budget)
+        now = self._looked[0] + admitted[self._looked[1]]
+        found = np.zeros(self._n, bool)
+        found[self._again] = self._there & (now - stamps <= budget)
+        return found
+
+    def _moment(self, at: Ints) -> tuple[Ints, Ints]:
+        return self._firsts[at], self._repeats[at]
+
+    def _surely_admitted(self, budget: int) -> Bools:
+        """Of the repeats. Each round counts with what the one before found, until nothing more is found."""
+        firsts = self._now[0] - self._after[0]
+        sure: Bools = firsts >= budget
+        while True:
+            more = _counts(sure, self._kind)
+            grown = firsts + more[:-1] - more[self._after[1]] >= budget
+            if (grown == sure).all():
+                return sure
+            sure = grown
+
+    def _stamps(self, sure: Bools, budget: int) -> tuple[Ints, Ints]:
+        """For each repeat, how many were admitted when its block was; and repeats admitted before each repeat."""
+        known = _counts(sure, self._kind)
+        doubt = np.flatnonzero(~sure)
+        ordinal = _counts(~sure, self._kind)
+        source = self._source[doubt]
+        # The stamp of a block whose last access is in doubt is that access's own; else all admissions before it.
+        in_doubt = (source >= 0) & ~sure[source]
+        links = np.where(in_doubt, ordinal[source], ~ordinal[self._came[1][doubt]])
+        base = self._came[0][doubt] + known[self._came[1][doubt]]
+        clock = self._now[0][doubt] + known[doubt]
+        mine, more = _follow(links.tolist(), base.tolist(), clock.tolist(), budget)
+        admitted = known + np.array(more, self._kind)[ordinal]
+        stamps = self._came[0] + admitted[self._came[1]]
+        linked = np.flatnonzero((self._source >= 0) & ~sure[self._source])
+        if len(linked):
+            stamps[linked] = np.array(mine, self._kind)[ordinal[self._source[linked]]]
+        return stamps, admitted
 
 
-def _counts(marks: Bools) -> Ints:
-    counts = np.zeros(len(marks) + 1, np.int64)
+def _follow(links: list[int], base: list[int], clock: list[int], budget: int) -> tuple[list[int], list[int]]:
+    """The stamp of each doubtful repeat's block after it, and admissions among them before each and after all.
+
+    A link is the doubtful repeat whose stamp it is; or, inverted, how many of them came before the block was admitted.
+    """
+    mine: list[int] = []
+    more = [0]
+    n = 0
+    for link, known, now in zip(links, base, clock, strict=True):
+        stamp = mine[link] if link >= 0 else known + more[~link]
+        if now + n - stamp > budget:
+            stamp = now + n
+            n += 1
+        mine.append(stamp)
+        more.append(n)
+    return mine, more
+
+
+def _counts(marks: Bools, kind: Any = np.int64) -> Any:
+    """How many marks stand before each place, and in all."""
+    counts = np.zeros(len(marks) + 1, kind)
     np.cumsum(marks, out=counts[1:])
     return counts
-
-
-def _surely_admitted(before: Ints, budget: int) -> Bools:
-    """First accesses, and those that sure admissions alone have pushed out since the last one."""
-    sure = before < 0
-    while True:
-        admitted = _counts(sure)
-        pushed = (before >= 0) & (admitted[:-1] - admitted[before + 1] >= budget)
-        grown = sure | pushed
-        if (grown == sure).all():
-            return sure
-        sure = grown
-
-
-def _loop(a: Accesses, sure: Bools, admitted: Ints, doubt: Ints, in_doubt: Ints, budget: int) -> tuple[Ints, Ints]:
-    """Of the accesses in doubt: the admission number of the block after each, and admissions among them before each."""
-    last = a.before[doubt]
-    source = np.where(sure[last], -1, in_doubt[last]).tolist()
-    base, passed = admitted[last].tolist(), in_doubt[last].tolist()
-    clock = admitted[doubt].tolist()
-    stamps = [0] * len(doubt)
-    more = [0] * (len(doubt) + 1)
-    n = 0
-    for k, (src, early) in enumerate(zip(source, passed, strict=True)):
-        stamp = stamps[src] if src >= 0 else base[k] + more[early]
-        now = clock[k] + n
-        if now - stamp > budget:
-            stamp = now
-            n += 1
-        stamps[k] = stamp
-        more[k + 1] = n
-    return _array(stamps), _array(more)
-
-
-def _array(values: list[Any]) -> Ints:
-    return np.array(values, np.int64)

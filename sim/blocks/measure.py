@@ -19,16 +19,18 @@ class Measure:
 
     def __init__(self, a: Accesses, rules: Rules) -> None:
         self._a, self._longest = a, rules.prefix == "longest"
-        self._first = int(a.starts[a.warmup])
-        weights = a.tokens if rules.weighting == "token" else np.ones(len(a), np.int64)
-        self._weights = weights[self._first :]
+        self._first = first = int(a.starts[a.warmup])
+        self._weights = a.tokens[first:] if rules.weighting == "token" else np.ones(len(a) - first, np.int64)
+        self._depth, self._starts = a.depth[first:], a.starts[a.warmup : -1] - first
+        self._counts = np.diff(a.starts[a.warmup :])
         self.total = int(self._weights.sum())
         """Tokens or blocks that were looked up and measured."""
 
     def hits(self, found: npt.NDArray[np.bool_]) -> int:
         """Weight of the hits among measured accesses. `found`: bool [accesses]."""
+        found = found[self._first :]
         counted = self._before_first_miss(found) if self._longest else found
-        return int(self._weights[counted[self._first :]].sum())
+        return int(self._weights[counted].sum())
 
     def rate(self, hits: int) -> float:
         """Hits as a share of everything that was looked up."""
@@ -49,10 +51,8 @@ class Measure:
         return budgets, np.cumsum(gained)
 
     def _before_first_miss(self, found: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        a = self._a
-        miss_depth = np.where(found, len(a), a.depth)
-        first_miss = np.minimum.reduceat(miss_depth, a.starts[:-1])
-        alive: npt.NDArray[np.bool_] = a.depth < first_miss[a.request]
+        first_miss = np.minimum.reduceat(np.where(found, len(self._a), self._depth), self._starts)
+        alive: npt.NDArray[np.bool_] = self._depth < np.repeat(first_miss, self._counts)
         return alive
 
     def _deepest_first_need(self, least: Ints) -> Ints:

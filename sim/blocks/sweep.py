@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtape.sim.blocks.accesses import Accesses, Workload
-from kvtape.sim.blocks.arrival import fifo_hits
+from kvtape.sim.blocks.arrival import Fifos
 from kvtape.sim.blocks.block_trace import BlockTrace
 from kvtape.sim.blocks.clairvoyant import hits_of, intervals_held, intervals_single, kept
 from kvtape.sim.blocks.errors import CurveError
@@ -113,8 +113,9 @@ def _hits(
         for budget, count in kept(intervals, budgets):
             yield budget, measure.hits(hits_of(intervals, count))
         return
+    fifos = Fifos(a, held=held) if choice.name == "fifo" else None
     for budget in budgets:
-        found = fifo_hits(a, budget, held=held) if choice.name == "fifo" else run_policy(choice, a, budget, held=held)
+        found = run_policy(choice, a, budget, held=held) if fifos is None else fifos.hits(budget)
         yield budget, measure.hits(found)
 
 
