@@ -159,7 +159,10 @@ class Compiled:
             now = self._step_alone(Runner(self._model, self.shape))
         except StepFailed:
             return False
-        pairs = ((now.logits, self._first.logits), (now.keys, self._first.keys), (now.values, self._first.values))
+        then = self._first
+        pairs = [(now.logits, then.logits), (now.keys, then.keys), (now.values, then.values)]
+        if now.queries is not None and then.queries is not None:
+            pairs.append((now.queries, then.queries))
         return all(np.array_equal(a, b) for a, b in pairs)
 
     def _step_alone(self, runner: Runner) -> Step:
