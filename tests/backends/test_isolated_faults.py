@@ -29,6 +29,8 @@ from support.host_kills import KilledPool, KillPlan
 from support.isolated import assert_lost, children, descriptors, interrupted_soon, model_file, rigged, session
 from support.llama_tiny import tokens
 
+pytestmark = pytest.mark.contract("I1")
+
 
 def greedy(logits: Any) -> int:
     return int(logits.argmax())
