@@ -17,21 +17,8 @@ from kvtape.backends.llama.proof import prove
 from kvtape.backends.llama.session import LlamaBackend
 from kvtape.backends.protocol import Witness
 from kvtape.planner.capabilities import Capabilities
-from support.capability_table import ROWS, Row
+from support.capability_table import FULL, NO_SHIFT, ROWS, Row
 from support.llama_tiny import image, model_file, prefilled, rotate, session, tokens
-
-PLAIN = Capabilities(
-    remove_tail=True,
-    remove_middle=True,
-    position_shift=True,
-    sparse_attention=False,
-    sliding_window_attention_tokens=0,
-    cold_store=True,
-    recompute_range=True,
-    attention_scores=False,
-    snapshot_state=True,
-)
-NO_SHIFT = replace(PLAIN, position_shift=False)
 
 
 @dataclass(frozen=True)
@@ -332,7 +319,7 @@ def test_the_proof_at_open_finds_yarn_without_the_gate() -> None:
     model = NativeModel(str(model_file("llama", yarn=4)))
     facts = replace(memory_facts(model), rope_factor=None)
     gates = gates_of(facts, kv_type_k="f32", cold_budget=1, can_shift=True)
-    assert gates.capabilities == PLAIN
+    assert gates.capabilities == FULL
     backend = session("llama", yarn=4)
     proven = prove(gates, facts, backend._memory, backend._decoder, backend.facts.n_vocab)
     assert proven.capabilities == NO_SHIFT

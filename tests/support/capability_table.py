@@ -18,7 +18,19 @@ from support.engines import load_engine
 from support.tiny_gguf import write_tiny
 from support.tiny_latent import write_tiny_latent
 
-__all__ = ["FLAGS", "REFUSED", "ROWS", "Refused", "Row", "config_of", "engine_of", "open_row", "table"]
+__all__ = [
+    "FLAGS",
+    "FULL",
+    "NO_SHIFT",
+    "REFUSED",
+    "ROWS",
+    "Refused",
+    "Row",
+    "config_of",
+    "engine_of",
+    "open_row",
+    "table",
+]
 
 FLAGS = tuple(f.name for f in fields(Capabilities) if isinstance(f.default, bool))
 """All that are true or false; the sliding window is a number of tokens."""
