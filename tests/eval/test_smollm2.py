@@ -47,7 +47,7 @@ def recall(
 
 def test_what_the_question_attends_to_is_found_again(target: Target) -> None:
     policies = ["stream", "snapkv:sink=4,recent=32,queries=probe"]
-    rows = recall(target, policies, range(4), ("middle",), 320)
+    rows = recall(target, policies, range(4), ("middle",), 280)
     dense, window, scored = (rows["middle", name] for name in ("none", "stream", "snapkv"))
     assert dense["recall"] == 1
     assert scored["recall_low"] > window["recall_high"]
@@ -57,7 +57,7 @@ def test_what_the_question_attends_to_is_found_again(target: Target) -> None:
 
 
 def test_a_window_recalls_its_sink_and_its_recent_region_as_dense_does(target: Target) -> None:
-    rows = recall(target, ["stream:sink=32"], range(2), ("sink", "recent"), 240)
+    rows = recall(target, ["stream:sink=32"], range(1, 3), ("sink", "recent"), 200)
     for region in ("sink", "recent"):
         assert rows[region, "none"]["recall"] == rows[region, "stream"]["recall"] == 1
         assert rows[region, "stream"]["needle_kept"] == 1
