@@ -179,8 +179,9 @@ class BlockCatalog:
             entry = self._entries[i]
             if entry.block.stop > start:
                 changed = change(entry.block)
-                self._entries[i] = _Entry(changed, entry.origin)
-                self._resident.note(changed.block_id, changed)
+                if changed is not entry.block:
+                    self._entries[i] = _Entry(changed, entry.origin)
+                    self._resident.note(changed.block_id, changed)
             i += 1
 
     def copy_blocks(self) -> CatalogState:
