@@ -27,12 +27,11 @@ SELECT e.session_id, e.seq, e.at_ns, e.op::VARCHAR AS op, e.start, e.n_tokens, e
        t.start AS first, t.n_tokens AS brought, t.block_tokens, t.hashes
 FROM events e LEFT JOIN tokens t USING (run_id, session_id, seq)
 WHERE e.run_id = ? AND (t.hashes IS NOT NULL
-    OR e.op IN ('prompt', 'generate', 'decode', 'refuse', 'fatal', 'lost', 'snapshot', 'restore', 'close'))
+    OR e.op IN ('prompt', 'generate', 'decode', 'truncate', 'lost', 'snapshot', 'restore', 'close'))
 ORDER BY e.session_id, e.seq
 """
 
-_ENDS_A_PROMPT = frozenset({"prompt", "generate", "decode", "snapshot", "close"})
-_UNDOES_A_PROMPT = frozenset({"refuse", "fatal", "lost"})
+_ENDS_A_PROMPT = frozenset({"prompt", "generate", "decode", "snapshot", "restore", "lost", "close"})
 
 
 class _Asked(NamedTuple):
@@ -49,17 +48,19 @@ class _Asked(NamedTuple):
 
 @dataclass(slots=True)
 class _Tape:
-    """Hashes of one session's tape: of whole blocks by number, and of a partial last one by where it ends."""
+    """One session's tape: its length, hashes of whole blocks by number, and of a partial last one by where it ends."""
 
     session: str
+    length: int = 0
     blocks: dict[int, int] = field(default_factory=dict)
     tail: tuple[int, int] | None = None
     size: int | None = None
-    saved: dict[int, tuple[dict[int, int], tuple[int, int] | None]] = field(default_factory=dict)
+    saved: dict[int, tuple[int, dict[int, int], tuple[int, int] | None]] = field(default_factory=dict)
     pending: _Asked | None = None
 
     def brought(self, first: int, n_tokens: int, size: int, ids: list[int]) -> None:
         self.size = size
+        self.length = max(self.length, first + n_tokens)
         whole = (first + n_tokens) // size
         for number, value in enumerate(ids, first // size):
             if number < whole:
@@ -111,8 +112,6 @@ def _follow(tape: _Tape, row: dict[str, Any]) -> Iterator[_Asked]:
     ids = _ids(row["hashes"]) if row["hashes"] is not None else None
     if op in _ENDS_A_PROMPT:
         yield from _taken(tape)
-    elif op in _UNDOES_A_PROMPT:
-        tape.pending = None
     if op == "prompt":
         n_tokens = row["n_tokens"] + (row["start"] if row["reason"] == "suffix" else 0)
         asked = _Asked(row["at_ns"], _line(row), tape.session, row["seq"], n_tokens, ids or [], row["block_tokens"])
@@ -121,18 +120,20 @@ def _follow(tape: _Tape, row: dict[str, Any]) -> Iterator[_Asked]:
         else:
             yield asked
     elif op == "snapshot":
-        tape.saved[row["snapshot_id"]] = (dict(tape.blocks), tape.tail)
-    elif op == "restore":
-        blocks, tape.tail = tape.saved.get(row["snapshot_id"], ({}, None))
+        tape.saved[row["snapshot_id"]] = (tape.length, dict(tape.blocks), tape.tail)
+    elif op in ("restore", "lost"):
+        tape.length, blocks, tape.tail = tape.saved.get(row["snapshot_id"], (0, {}, None))
         tape.blocks = dict(blocks)
+    elif op == "truncate":
+        tape.length = row["start"]
     elif ids is not None:
         tape.brought(row["first"], row["brought"], row["block_tokens"], ids)
 
 
 def _taken(tape: _Tape) -> Iterator[_Asked]:
-    """The prompt that was being computed: all its blocks are on the tape now."""
+    """The prompt that was being computed, if all of it got on the tape (a refused one did not) or nothing tells."""
     asked, tape.pending = tape.pending, None
-    if asked is not None:
+    if asked is not None and (tape.size is None or tape.length >= asked.n_tokens):
         yield asked._replace(ids=tape.path(asked.n_tokens), size=tape.size)
 
 
