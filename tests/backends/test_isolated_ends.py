@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from kvtape.backends.errors import EnvironmentProblem, SessionClosed
+from kvtape.backends.errors import EngineFault, EnvironmentProblem, SessionClosed
 from kvtape.backends.isolated.engine import open_isolated
 from kvtape.backends.isolated.process import HostProcess, Limits
 from kvtape.backends.isolated.values import RECORDS
 from kvtape.backends.protocol import SessionConfig
-from support.isolated import children, descriptors, engine, model_file, session
+from support.isolated import children, descriptors, engine, interrupted_soon, model_file, session
 from support.llama_tiny import tokens
 
 
@@ -104,6 +104,26 @@ def test_a_fork_of_the_parent_does_not_end_the_host() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert session(host).prefill(tokens(5), 0).tokens == 5
+    host.close()
+
+
+def test_ctrl_c_while_an_engine_loads_leaves_no_process() -> None:
+    before = (descriptors(), children())
+    with pytest.raises(KeyboardInterrupt), interrupted_soon(1):
+        open_isolated("toy", "none", loader="support.rigged_engines:loads_forever")
+    assert (descriptors(), children()) == before
+
+
+def test_ctrl_c_in_a_call_of_an_engine_gives_it_a_new_host() -> None:
+    """What the old one would still answer belongs to nobody; the sessions on it are lost."""
+    host = open_isolated("toy", "none", loader="support.rigged_engines:load_toy")
+    lost = host.open(SessionConfig(n_ctx=64))
+    with pytest.raises(KeyboardInterrupt), interrupted_soon(1):
+        host.tokenize("slowly")
+    assert host.open(SessionConfig(n_ctx=64)).prefill([5, 6], 0).tokens == 2
+    assert host.hosts_started == 2
+    with pytest.raises(EngineFault, match="device_lost"):
+        lost.books()
     host.close()
 
 

@@ -67,9 +67,9 @@ def assert_lost(error: EngineFault, *words: str) -> None:
 
 
 @contextlib.contextmanager
-def interrupted_soon() -> Iterator[None]:
-    """A Ctrl-C in the middle of the body, which must take longer than a tenth of a second."""
-    timer = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT])
+def interrupted_soon(seconds: float = 0.1) -> Iterator[None]:
+    """A Ctrl-C in the middle of the body, which must take longer than this."""
+    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
     timer.start()
     try:
         yield

@@ -21,7 +21,7 @@ from kvtape.backends.protocol import Backend, Choose, DecodeRun, Engine, Logits,
 from kvtape.backends.registry import open_engine
 from kvtape.testing.toy import ToyBackend, open_toy
 
-__all__ = ["RIGS", "dies_while_loading", "load", "load_toy"]
+__all__ = ["RIGS", "dies_while_loading", "load", "load_toy", "loads_forever"]
 
 
 def load(name: str, path: str | Path, options: Mapping[str, str]) -> Engine:
@@ -36,6 +36,11 @@ def dies_while_loading(name: str, path: str | Path, options: Mapping[str, str]) 
     raise AssertionError("survived")
 
 
+def loads_forever(name: str, path: str | Path, options: Mapping[str, str]) -> Engine:
+    time.sleep(3600)
+    raise AssertionError("woke up")
+
+
 def load_toy(name: str, path: str | Path, options: Mapping[str, str]) -> Engine:
     return _ToyEngine()
 
@@ -45,6 +50,8 @@ class _ToyEngine:
     facts = ModelFacts("toy", "toy/1", "toy", 300, 1 << 20, frozenset())
 
     def tokenize(self, text: str) -> list[int]:
+        if text == "slowly":
+            time.sleep(3600)
         raise LookupError(f"no vocabulary for {text!r}")
 
     def detokenize(self, tokens: Sequence[int]) -> str:
