@@ -78,15 +78,16 @@ class KilledPool:
 
     def run(self, log: Path, plan: KillPlan) -> Outcome:
         """One kill, on a new log. Raises AssertionError where anything is not as it must be."""
-        self._recorder, self._plan = Recorder(log, run_row(), clock=TickClock(), key=KEY), plan
-        session, handle, fatal = self._until_it_dies(plan)
-        killed_pid = self._pid
-        assert fatal.fatal_class is FatalClass.DEVICE_LOST, fatal
-        _refuses(session)
-        assert not Path(f"/proc/{killed_pid}").exists(), "the dead host is still there"
-        self._reopens(handle, session.tape[:40])
-        assert self._pid != killed_pid
-        self._recorder.seal()
+        with Recorder(log, run_row(), clock=TickClock(), key=KEY) as recorder:
+            self._recorder, self._plan = recorder, plan
+            session, handle, fatal = self._until_it_dies(plan)
+            killed_pid = self._pid
+            assert fatal.fatal_class is FatalClass.DEVICE_LOST, fatal
+            _refuses(session)
+            assert not Path(f"/proc/{killed_pid}").exists(), "the dead host is still there"
+            self._reopens(handle, [*session.tape[:40], 5])
+            assert self._pid != killed_pid
+            recorder.seal()
         return _outcome(log, session, fatal.cause_message, plan)
 
     def close(self) -> None:
