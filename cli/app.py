@@ -11,7 +11,22 @@ from typing import Annotated
 import typer
 from typer.exceptions import Exit, TyperException
 
-from kvtape.cli import capacity, curve, demo, diff, doctor, export, import_, record, repair, replay, show, sql, verify
+from kvtape.cli import (
+    capacity,
+    curve,
+    demo,
+    diff,
+    doctor,
+    export,
+    import_,
+    merge,
+    record,
+    repair,
+    replay,
+    show,
+    sql,
+    verify,
+)
 from kvtape.cli.errors import describe
 from kvtape.cli.eval import evaluate
 
@@ -34,6 +49,7 @@ app.command()(capacity.capacity)
 app.command()(curve.curve)
 app.command("eval")(evaluate)
 app.command()(repair.repair)
+app.command()(merge.merge)
 app.command("import")(import_.import_trace)
 app.command()(export.export)
 

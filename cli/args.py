@@ -7,10 +7,22 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AnyModelPath", "AsJson", "LogPath", "ModelPath", "SessionId"]
+__all__ = ["AnyModelPath", "AsJson", "LogPath", "ModelPath", "SessionId", "log_place"]
+
+
+def log_place(text: str) -> Path:
+    """The path of a log; of `parquet://` places one that is absolute, since a path keeps one slash of two."""
+    where = text.removeprefix("parquet://")
+    return Path(text) if where == text or "://" in where else Path(f"parquet:{Path(where).absolute()}")
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys instead of tables.")]
-LogPath = Annotated[Path, typer.Argument(metavar="LOG", help="A log file.", show_default=False)]
+LogPath = Annotated[
+    Path,
+    typer.Argument(
+        metavar="LOG", help="A log file, a log folder, or parquet://FOLDER.", show_default=False, parser=log_place
+    ),
+]
 ModelPath = Annotated[
     Path | None,
     typer.Option("--model", metavar="M.gguf", help="The model; default: the demo model when it is the log's."),

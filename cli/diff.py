@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AsJson, SessionId
+from kvtape.cli.args import AsJson, SessionId, log_place
 
 if TYPE_CHECKING:
     from kvtape.planner.events import Event
@@ -19,8 +19,8 @@ CONTEXT_EVENTS = 5
 
 
 def diff(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A log file.", show_default=False)],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another log file.", show_default=False)],
+    a: Annotated[Path, typer.Argument(metavar="A", help="A log.", show_default=False, parser=log_place)],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another log.", show_default=False, parser=log_place)],
     session: SessionId = None,
     as_json: AsJson = False,
 ) -> int:

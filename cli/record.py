@@ -23,7 +23,7 @@ SESSION_ID = "main"
 
 
 def record(
-    log: Annotated[Path, typer.Option("--log", metavar="L", help="The log to write; must not exist yet.")],
+    log: Annotated[Path, typer.Option("--log", metavar="L", help="The log to write, not there yet; or a log folder.")],
     model: AnyModelPath = None,
     backend: Annotated[
         str, typer.Option("--backend", metavar="SPEC", help="llama or openvino[:key=value,...].")
@@ -67,7 +67,7 @@ def record(
     from kvtape.cli.isolation import engine_opener
     from kvtape.cli.models import demo_model
     from kvtape.cli.prompts import chat_script, read_chat, read_text, text_script
-    from kvtape.cli.recording import require_new
+    from kvtape.cli.recording import new_log
     from kvtape.planner.specs import parse_policy
     from kvtape.replay.targets import parse_target
 
@@ -82,7 +82,7 @@ def record(
         make = partial(chat_script, messages=read_chat(chat), decode=decode)
     else:
         make = partial(text_script, text=read_text(text or "-"), decode=decode)
-    require_new(log)
+    log = new_log(log)
     engine = open_engine(target.engine, model if model is not None else demo_model(), target.options)
     try:
         config = SessionConfig(

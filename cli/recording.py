@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvtape.backends.session import Session
     from kvtape.traces.recorder import Recorder
 
-__all__ = ["interruptible", "live_run", "recording", "require_new"]
+__all__ = ["interruptible", "live_run", "new_log", "recording", "require_new"]
 
 
 def live_run(
@@ -45,10 +45,26 @@ def live_run(
 
 
 def _keyed(log: Path, config_digest: str, prompt: Sequence[int]) -> str:
+    from kvtape.traces.folder import is_log_folder
     from kvtape.traces.keys import load_or_create_key
 
-    said = config_digest + canonical_json(list(prompt))
+    # In a log folder a run that is recorded again is another run: a session has one segment.
+    again = log.name if is_log_folder(log.parent) else ""
+    said = config_digest + canonical_json(list(prompt)) + again
     return hashlib.blake2b(said.encode(), digest_size=6, key=load_or_create_key(log)).hexdigest()
+
+
+def new_log(log: Path) -> Path:
+    """The path to record into: `log`, or in a log folder (or an empty one) that of a new segment.
+
+    Raises as `require_new`, and NotALog for another folder.
+    """
+    from kvtape.traces.folder import new_segment
+
+    if log.is_dir():
+        return new_segment(log)
+    require_new(log)
+    return log
 
 
 def require_new(log: Path) -> None:

@@ -21,7 +21,7 @@ from kvtape.traces.row_check import check_rows
 from kvtape.traces.schema import ROW_TABLES, Table
 from kvtape.traces.sidecar import Head, session_key
 
-__all__ = ["ChainReport", "StoredBatch", "batch_slices", "check_chain", "last_seqs", "stored_batches"]
+__all__ = ["ChainReport", "StoredBatch", "batch_slices", "chain_windows", "check_chain", "last_seqs", "stored_batches"]
 
 _WINDOW_ROWS = 100_000
 
@@ -59,7 +59,7 @@ def check_chain(connection: duckdb.DuckDBPyConnection, meta: dict[str, str], hea
     batches = stored_batches(connection)
     report.batches = len(batches)
     report.findings += _check_links(meta, batches)
-    for window in _windows(batches):
+    for window in chain_windows(batches):
         for table in ROW_TABLES:
             for stored, rows in batch_slices(connection, table, window):
                 report.rows += rows.num_rows
@@ -74,7 +74,8 @@ def check_chain(connection: duckdb.DuckDBPyConnection, meta: dict[str, str], hea
     return report
 
 
-def _windows(batches: list[StoredBatch]) -> Iterator[list[StoredBatch]]:
+def chain_windows(batches: list[StoredBatch]) -> Iterator[list[StoredBatch]]:
+    """The batches in groups that are read at once."""
     window: list[StoredBatch] = []
     rows = 0
     for stored in batches:

@@ -151,8 +151,11 @@ def readable(shown: Path) -> Iterator[None]:
         raise LogUnreadable(f"{shown}: torn or damaged ({one_line(err)})") from None
 
 
-def read_meta(connection: duckdb.DuckDBPyConnection, shown: Path) -> dict[str, str]:
-    """The meta rows of a log this version can read. Raises NotALog, LogTooNew, LogUnreadable."""
+def read_meta(connection: duckdb.DuckDBPyConnection, shown: Path, *, alone: bool = False) -> dict[str, str]:
+    """The meta rows of a log this version can read (`alone`: tables are elsewhere).
+
+    Raises NotALog, LogTooNew, LogUnreadable.
+    """
     with readable(shown):
         try:
             rows = connection.execute("SELECT key, value FROM meta").fetchall()
@@ -167,7 +170,8 @@ def read_meta(connection: duckdb.DuckDBPyConnection, shown: Path) -> dict[str, s
             f"{shown}: schema version {version} (kvtape {meta.get('kvtape_version', '?')}); this kvtape reads up to "
             f"{SCHEMA_VERSION}: upgrade kvtape"
         )
-    _check_tables(connection, shown)
+    if not alone:
+        _check_tables(connection, shown)
     return meta
 
 

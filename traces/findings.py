@@ -29,6 +29,8 @@ class FindingKind(StrEnum):
     HEAD_FOREIGN = "head_foreign"
     HEAD_MISMATCH = "head_mismatch"
     FILE = "file"
+    SEGMENT_MISSING = "segment_missing"
+    SEGMENT_FOREIGN = "segment_foreign"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from kvtape.planner.residency import ResidencyState, fold
 from kvtape.planner.rows import BlockRow, PlanRow, RunRow, ScoreRow, SessionRow, TokensRow, TrialRow
 from kvtape.traces.database import check_file_kind, check_whole, one_line, open_read_only, read_meta, readable, wal_path
 from kvtape.traces.digest import logical_digest
-from kvtape.traces.errors import LogLocked, LogMissing, LogUnreadable, NoSuchRow, NotALog, SqlRejected
+from kvtape.traces.errors import LogLocked, LogMissing, LogUnreadable, NoSuchRow, SqlRejected
 from kvtape.traces.live import drop_stale_wal, recorded_here, snapshot
 from kvtape.traces.query import select_arrow, select_rows
 from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SCORES, SESSIONS, TABLES, TOKENS, TRIALS
@@ -207,11 +207,19 @@ class Log:
 
 
 def open_log(path: str | Path, *, torn: bool = False) -> Log:
-    """Open a log for reading. Raises LogMissing, NotALog, LogTooNew, LogUnreadable.
+    """Open a log for reading: a file, a log folder, or `parquet://` and folders of logs written out as Parquet.
+
+    Raises LogMissing, NotALog, LogTooNew, LogUnreadable, SequenceConflict (parts that do not go together).
 
     A log whose acknowledged tail is lost is LogUnreadable as well: what is left is not what was recorded. `torn` opens
     what is left of it, for those who say what is lost; `notice` says so too.
     """
+    from kvtape.traces import union  # it opens each part with this function
+
+    if (where := union.parquet_place(path)) is not None:
+        return union.open_parquet(where)
+    if Path(path).is_dir():
+        return union.open_folder(Path(path), torn=torn)
     log = _open(Path(path))
     lost = _lost_tail(log)
     if lost and not torn:
@@ -228,8 +236,6 @@ def open_log(path: str | Path, *, torn: bool = False) -> Log:
 def _open(log: Path) -> Log:
     if not log.exists():
         raise LogMissing(f"{log}: no such log")
-    if log.is_dir():
-        raise NotALog(f"{log}: a folder; give the path of a log file")
     if not recorded_here(log):
         check_file_kind(log, log)
         if not wal_path(log).exists():

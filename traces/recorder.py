@@ -30,6 +30,7 @@ from kvtape.traces.errors import (
     SequenceError,
     SequenceGap,
 )
+from kvtape.traces.folder import new_segment
 from kvtape.traces.lost import lost_detail
 from kvtape.traces.resume import Recorded, check_same_event, holds_run, last_trial, recorded_sessions
 from kvtape.traces.seal import seal_log
@@ -64,7 +65,7 @@ class Recorder:
     """The recorder of one run. Thread-safe; the events of one session come from one thread.
 
     Args:
-        path: the log. It must not exist, unless `resume`.
+        path: the log. It must not exist, unless `resume`. In a log folder (or an empty one) a segment is made.
         run: the row of the run.
         clock: dates the events that the recorder adds itself (`lost`).
         batch_events: events per transaction at most.
@@ -95,7 +96,7 @@ class Recorder:
             raise ValueError(f"need 1 <= batch_events <= queue_events, got {batch_events} and {queue_events}")
         if overflow not in ("block", "drop"):
             raise ValueError(f"overflow is block or drop, not {overflow!r}")
-        self.path = Path(path)
+        self.path = new_segment(Path(path)) if Path(path).is_dir() else Path(path)
         self.run_id = run.run_id
         self._clock = clock
         self._batch_events = batch_events

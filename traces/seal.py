@@ -18,6 +18,7 @@ import duckdb
 from kvtape.traces.chain_check import check_chain
 from kvtape.traces.database import build_file, fsync_file, open_read_only, read_meta, wal_path
 from kvtape.traces.errors import LogUnreadable
+from kvtape.traces.folder import register
 from kvtape.traces.leftovers import sealing_path
 from kvtape.traces.query import order_by
 from kvtape.traces.schema import ROW_TABLES
@@ -48,6 +49,7 @@ def seal_log(writer: LogWriter) -> Head:
     fresh.replace(log)
     fsync_dir(log.parent)
     write_head(log, sealed)
+    register(log, sealed)
     wal_path(log).unlink(missing_ok=True)
     fsync_dir(log.parent)
     return sealed

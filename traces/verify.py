@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvtape.planner.residency import IllegalEvent, ResidencyMismatch
@@ -13,11 +14,13 @@ from kvtape.traces.database import readable
 from kvtape.traces.definitions import check_definitions, same_definitions
 from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.findings import Finding, FindingKind
+from kvtape.traces.folder import segments
 from kvtape.traces.keys import key_path, stored_key
 from kvtape.traces.leftovers import leftovers
 from kvtape.traces.live import held_elsewhere, recorded_here
 from kvtape.traces.reader import Log, open_log
 from kvtape.traces.sidecar import file_digest
+from kvtape.traces.union import open_folder, open_parquet, parquet_parts, parquet_place
 
 __all__ = ["Finding", "FindingKind", "VerifyResult", "verify"]
 
@@ -35,7 +38,61 @@ class VerifyResult:
 
 
 def verify(path: str | Path) -> VerifyResult:
-    """Recompute the chain of the log. Raises LogMissing, NotALog, LogTooNew, LogUnreadable; never for a finding."""
+    """Recompute the chain of the log, or of every part of a log folder or of logs written out as Parquet.
+
+    Raises LogMissing, NotALog, LogTooNew, LogUnreadable, SequenceConflict; never for a finding.
+    """
+    where = parquet_place(path)
+    if where is not None:
+        return _together([_verify_parquet(out) for out in parquet_parts(where)], [], [])
+    if Path(path).is_dir():
+        return _verify_folder(Path(path))
+    return _verify_file(Path(path))
+
+
+def _verify_folder(folder: Path) -> VerifyResult:
+    with open_folder(folder, torn=True):
+        pass  # whether the parts go together
+    results, findings, notices = [], [], []
+    for segment in segments(folder):
+        name = segment.path.name
+        if not segment.there:
+            findings.append(Finding(FindingKind.SEGMENT_MISSING, f"{name} is in the manifest and not in the folder"))
+            continue
+        result = _verify_file(segment.path)
+        results.append(result)
+        findings += [replace(f, detail=f"{name}: {f.detail}") for f in result.findings]
+        if not segment.registered:
+            notices.append(f"{name} is not in the manifest: its recorder died while it began, or it was put there")
+        if segment.sealed_digest not in (None, result.chain_digest):
+            findings.append(Finding(FindingKind.SEGMENT_FOREIGN, f"{name} is not the segment that was sealed"))
+        if result.notice:
+            notices.append(f"{name}: {result.notice}")
+    return _together(results, findings, notices)
+
+
+def _verify_parquet(out: str) -> VerifyResult:
+    with open_parquet(out) as log, readable(log.path):
+        report = check_chain(log.connection, dict(log.parts[0].meta), None)
+    findings = [replace(f, detail=f"{out}: {f.detail}") for f in report.findings]
+    return VerifyResult(not findings, tuple(findings), report.rows, report.batches, report.digest)
+
+
+def _together(results: Sequence[VerifyResult], findings: Sequence[Finding], notices: Sequence[str]) -> VerifyResult:
+    everything = [*findings] or [f for r in results for f in r.findings]
+    digests = sorted(r.chain_digest for r in results)
+    digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    return VerifyResult(
+        not everything,
+        tuple(everything),
+        sum(r.rows for r in results),
+        sum(r.batches for r in results),
+        digest,
+        "; ".join(notices) or None,
+    )
+
+
+def _verify_file(path: Path) -> VerifyResult:
     with open_log(path, torn=True) as log:
         with readable(log.path):
             report = check_chain(log.connection, log.meta, log.head)

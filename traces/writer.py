@@ -21,6 +21,7 @@ from kvtape.traces.codec import to_arrow
 from kvtape.traces.database import create_log_file, open_for_append, read_meta, refuse_leftovers
 from kvtape.traces.definitions import definitions_digest
 from kvtape.traces.errors import KeyMismatch, LogExists, LogMissing, LogUnreadable, LogWriteFailed
+from kvtape.traces.folder import register
 from kvtape.traces.keys import key_id, key_path, load_or_create_key
 from kvtape.traces.live import recorded_here, recording
 from kvtape.traces.reader import open_log
@@ -58,6 +59,7 @@ class LogWriter:
         }
         create_log_file(path, meta)
         head = Head(meta["log_id"], 0, genesis(meta).hex(), 0, {}, file_digest(path))
+        register(path, head)
         return cls._hold(path, key, lambda _: head)
 
     @classmethod

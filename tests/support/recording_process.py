@@ -6,6 +6,7 @@ forever   record, flush and print each acknowledged seq, until killed
 count     record N events and close
 full      record until the disk is full; print "acked SEQ", the error, and exit with its code
 resume    go on with LOG; print the error that this raises
+segment   record a session into a log folder, say "half" and wait for a line on stdin in its middle, then seal
 hold      record three events, print "ready", wait for a line on stdin, then close
 """
 
@@ -26,6 +27,8 @@ __all__ = ["main"]
 def main(path: Path, mode: str, n: int) -> int:
     if mode == "full" and n:
         resource.setrlimit(resource.RLIMIT_FSIZE, (n, n))
+    if mode == "segment":
+        return segment(path, n)
     try:
         recorder = Recorder(
             path, run_row(), clock=TickClock(), key=KEY, batch_events=16, max_latency_s=0, resume=mode == "resume"
@@ -47,6 +50,22 @@ def main(path: Path, mode: str, n: int) -> int:
     except TraceError as err:
         say(f"error {type(err).__name__}: {err}")
         return err.exit_code
+    return 0
+
+
+def segment(folder: Path, n: int) -> int:
+    """Session `s<n>` of the run that all recorders share, under the folder's own key."""
+    made = script(f"s{n}")
+    recorder = Recorder(folder, run_row(), clock=TickClock(), batch_events=3, max_latency_s=0)
+    recorder.open_session(session_row(made.session_id))
+    for e in made.events:
+        row = made.tokens.get(e.seq)
+        recorder.record(e, tokens=None if row is None else row.tokens)
+        if e.seq == len(made.events) // 2:
+            recorder.flush()
+            say("half")
+            sys.stdin.readline()
+    recorder.seal()
     return 0
 
 
