@@ -11,7 +11,7 @@ from typing import Any
 from kvtape.capacity.errors import ModelFileError
 from kvtape.capacity.gguf_file import open_gguf
 
-__all__ = ["Metadata", "metadata_from_gguf", "metadata_from_json"]
+__all__ = ["Metadata", "metadata_from_gguf", "metadata_from_json", "metadata_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,13 @@ class Metadata:
 def metadata_from_gguf(path: str | Path) -> tuple[Metadata, int]:
     """The metadata of a GGUF without its vocabulary, and the bytes of its tensors. Raises ModelFileError."""
     reader = open_gguf(path)
+    return metadata_of(reader, str(path)), sum(int(tensor.n_bytes) for tensor in reader.tensors)
+
+
+def metadata_of(reader: Any, source: str) -> Metadata:
+    """The same of a reader that is open already."""
     values = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.")}
-    return Metadata(values, str(path)), sum(int(tensor.n_bytes) for tensor in reader.tensors)
+    return Metadata(values, source)
 
 
 def metadata_from_json(path: str | Path) -> Metadata:

@@ -12,7 +12,10 @@ from typing import Any, Literal
 
 from kvtape.capacity.errors import ModelFileError
 from kvtape.capacity.fingerprint import fingerprint
+from kvtape.capacity.geometry import KVGeometry
 from kvtape.capacity.gguf_file import array_length, open_gguf
+from kvtape.capacity.layers import model_kv
+from kvtape.capacity.metadata import metadata_of
 
 __all__ = ["ModelFileError", "ModelShape", "RopePairs", "read_model"]
 
@@ -31,7 +34,7 @@ class ModelShape:
     """Sizes of a decoder. Counts are of heads, layers, tokens; `rope_dims` of rotated components a head.
 
     `fingerprint`: see `capacity.fingerprint`. `tensor_types`: their GGML names. `tokenizer`: gpt2, llama, ...;
-    `end_tokens` end a turn or a text.
+    `end_tokens` end a turn or a text. `geometry`: what its layers keep of a context. `weights_bytes`: of its tensors.
     """
 
     path: str
@@ -55,10 +58,8 @@ class ModelShape:
     tensor_types: frozenset[str]
     tokenizer: str
     end_tokens: frozenset[int]
-
-    def kv_bytes_per_token(self, bytes_k: float = 2.0, bytes_v: float = 2.0) -> int:
-        """Bytes of one token's rows over all layers at these element widths (f16: 2)."""
-        return int(self.n_layer * self.n_head_kv * (self.head_dim_k * bytes_k + self.head_dim_v * bytes_v))
+    geometry: KVGeometry
+    weights_bytes: int
 
 
 def read_model(path: str | Path) -> ModelShape:
@@ -114,6 +115,8 @@ def _shape(file: Path, reader: Any) -> ModelShape:
         tensor_types=frozenset(t.tensor_type.name for t in reader.tensors),
         tokenizer=str(value("tokenizer.ggml.model", "none")),
         end_tokens=frozenset(int(fields[key].contents()) for key in _END_KEYS if key in fields),
+        geometry=model_kv(metadata_of(reader, str(file))).geometry,
+        weights_bytes=sum(int(t.n_bytes) for t in reader.tensors),
     )
 
 

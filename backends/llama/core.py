@@ -24,8 +24,9 @@ from kvtape.backends.llama.gates import NO_SCORES, gates_of, memory_facts, no_sc
 from kvtape.backends.llama.mass import AttentionRecord
 from kvtape.backends.llama.memory import LiveMemory, MemoryFault
 from kvtape.backends.llama.native import NativeModel
-from kvtape.backends.llama.options import context_params, parse_llama_options, storage_bytes
+from kvtape.backends.llama.options import context_params, parse_llama_options
 from kvtape.backends.llama.proof import prove
+from kvtape.backends.llama.sizes import CacheBytes
 from kvtape.backends.llama.states import StateCodec
 from kvtape.backends.protocol import KvRows, ModelFacts, SessionConfig
 from kvtape.capacity.model import ModelShape
@@ -45,11 +46,11 @@ class SessionCore:
         self.facts = facts
         self.config = config
         self._shape = shape
-        self._row_bytes = storage_bytes(shape, config.kv_type_k, config.kv_type_v)
         self._memory_facts = memory_facts(model)
         tap, no_scores = self._open_tap() if options.scores else (None, NO_SCORES)
         self._context = NativeContext(model, params, tap)
         self.n_ctx = self._context.n_ctx - CONTEXT_PADDING
+        self._bytes = CacheBytes(shape, params, self._context.allocated_bytes)
         self._memory = LiveMemory(self._context, self._memory_facts)
         self._decoder = Decoder(self._context, config.chunk)
         self._codec = StateCodec(facts.fingerprint, engine_version, config, self.n_ctx, swa_full=options.swa_full)
@@ -226,7 +227,7 @@ class SessionCore:
             np.zeros((0, shape.n_head_kv * width), dtypes.get(kv_type, np.float32))
             for width, kv_type in ((shape.head_dim_k, self.config.kv_type_k), (shape.head_dim_v, self.config.kv_type_v))
         )
-        return KvRows((keys,) * shape.n_layer, (values,) * shape.n_layer)
+        return KvRows((keys,) * shape.n_layer, () if self._memory_facts.latent else (values,) * shape.n_layer)
 
 
 def _runs(positions: npt.NDArray[np.int64]) -> list[tuple[int, int]]:

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from kvtape.backends.asked import CONTEXT_PADDING
 from kvtape.backends.errors import EnvironmentProblem, SessionClosed, UsageError
+from kvtape.backends.fit import check_weights
 from kvtape.backends.llama.native import NativeModel, library
-from kvtape.backends.llama.options import parse_llama_options
+from kvtape.backends.llama.options import context_params, parse_llama_options
 from kvtape.backends.llama.session import LlamaBackend
 from kvtape.backends.protocol import ModelFacts, SessionConfig
 from kvtape.capacity.model import ModelFileError, ModelShape, read_model
@@ -42,19 +44,27 @@ class LlamaEngine:
     def load(cls, path: str | Path, options: Mapping[str, str] | None = None) -> LlamaEngine:
         """Load a model file.
 
-        Raises UsageError for a file that is no model or an unknown option, EnvironmentProblem when llama.cpp is missing
-        or cannot load the file.
+        Raises UsageError for a file that is no model or an unknown option, DoesNotFit for weights without room,
+        EnvironmentProblem when llama.cpp is missing or cannot load the file.
         """
         parse_llama_options(options or {})
-        try:
-            shape = read_model(path)
-        except ModelFileError as err:
-            raise UsageError(str(err)) from None
+        shape = _read(path)
+        check_weights(str(path), shape.weights_bytes)
         model = NativeModel(str(path))
         if model.has_encoder:
             model.close()
             raise EnvironmentProblem(f"{path}: encoder models have no KV cache to record")
         return cls(model, shape, options or {})
+
+    @classmethod
+    def check(cls, path: str | Path, config: SessionConfig) -> int:
+        """The effective context that a session with `config` would get; reads the header, loads nothing.
+
+        Raises UsageError for what cannot be opened, DoesNotFit for what memory does not hold.
+        """
+        shape = _read(path)
+        check_weights(str(path), shape.weights_bytes)
+        return context_params(config, parse_llama_options(config.options), shape).n_ctx - CONTEXT_PADDING
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of plain text, nothing added. Raises InputRejected for text that is not valid Unicode."""
@@ -84,3 +94,10 @@ class LlamaEngine:
     def _require_open(self) -> None:
         if self._closed:
             raise SessionClosed("the engine was closed")
+
+
+def _read(path: str | Path) -> ModelShape:
+    try:
+        return read_model(path)
+    except ModelFileError as err:
+        raise UsageError(str(err)) from None

@@ -269,16 +269,12 @@ class LlamaBackend(SessionCore):
             return Witness(cache.positions.astype(np.int64), "engine", rows)
 
     def kv_bytes(self) -> dict[str, int]:
-        """`resident`: of the rows in use (of memories that are not one plain cache: of the state a save would hold).
+        """`resident`: of the rows in use, windowed layers' last window, the recurrent state.
 
         `allocated`: of the caches as created, scratch room included.
         """
         self._require_usable()
-        if self._memory_facts.kind == "plain":
-            rows = self._books.n_rows
-            return {"resident": rows * self._row_bytes, "allocated": self._context.n_ctx * self._row_bytes}
-        resident = self._context.sequence_size(LIVE) if self._books.n_rows else 0
-        return {"resident": resident, "allocated": self._context.allocated_bytes}
+        return {"resident": self._bytes.resident(self._books), "allocated": self._bytes.allocated}
 
     def cancel(self) -> None:
         """Stop the running computation, or the next one before it begins. From any thread."""

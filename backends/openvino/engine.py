@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from kvtape.backends.errors import EnvironmentProblem, SessionClosed, UsageError
+from kvtape.backends.fit import check_weights
 from kvtape.backends.protocol import ModelFacts, SessionConfig
 from kvtape.capacity.model import ModelFileError, ModelShape, read_model
 
@@ -49,8 +50,8 @@ class OpenVinoEngine:
     def load(cls, path: str | Path, options: Mapping[str, str] | None = None) -> OpenVinoEngine:
         """Open the GGUF at `path`; `options` (see `options.OPTIONS`) are the defaults of its sessions.
 
-        Raises UsageError for a file or an option that cannot be used, EnvironmentProblem when OpenVINO is missing or
-        the file needs a switch that is not set.
+        Raises UsageError for a file or an option that cannot be used, DoesNotFit for weights without room,
+        EnvironmentProblem when OpenVINO is missing or the file needs a switch that is not set.
         """
         try:
             import openvino
@@ -60,12 +61,24 @@ class OpenVinoEngine:
         except ImportError as err:
             raise EnvironmentProblem(f"OpenVINO is not installed ({err}); pip install 'kvtape[openvino]'") from None
         read_openvino_options(options or {})
-        try:
-            model = read_model(path)
-        except ModelFileError as err:
-            raise UsageError(str(err)) from None
+        model = _read(path)
         check_model(model)
+        check_weights(str(path), model.weights_bytes)
         return cls(model, str(openvino.__version__), dict(options or {}))
+
+    @classmethod
+    def check(cls, path: str | Path, config: SessionConfig) -> int:
+        """The effective context that a session with `config` would get; reads the header, loads no model.
+
+        Raises UsageError for what cannot be opened, DoesNotFit for what memory does not hold.
+        """
+        from kvtape.backends.openvino.gates import check_model
+        from kvtape.backends.openvino.options import resolve
+
+        model = _read(path)
+        check_model(model)
+        check_weights(str(path), model.weights_bytes)
+        return resolve(config, {}, model).n_ctx
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of plain text, nothing added. Raises InputRejected for text that has a control token written in it."""
@@ -82,7 +95,7 @@ class OpenVinoEngine:
 
         if self._closed:
             raise SessionClosed("the engine is closed")
-        asked = resolve(config, self._options)
+        asked = resolve(config, self._options, self._model, loaded=bool(self._compiled))
         compiled = self._compile(asked.profile)
         why = compiled.rotation if isinstance(compiled.rotation, str) else None
         able = gate(
@@ -114,3 +127,10 @@ class OpenVinoEngine:
                 )
             self._compiled[profile] = compiled
         return self._compiled[profile]
+
+
+def _read(path: str | Path) -> ModelShape:
+    try:
+        return read_model(path)
+    except ModelFileError as err:
+        raise UsageError(str(err)) from None

@@ -5,22 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from kvtape.backends.asked import check_sizes, effective_n_ctx, read_options
+from kvtape.backends.asked import check_sizes, read_options
 from kvtape.backends.errors import UsageError
+from kvtape.backends.fit import MEMORY_OPTION, Need, fitted_context, read_memory
 from kvtape.backends.openvino.compiled import KV_TYPES, Profile
 from kvtape.backends.protocol import SessionConfig
+from kvtape.capacity.allocation import CacheSettings
+from kvtape.capacity.engines import Sizing
+from kvtape.capacity.model import ModelShape
+from kvtape.capacity.openvino_rules import StatefulRule
 from kvtape.planner.specs import Option
 
 __all__ = ["Resolved", "read_openvino_options", "resolve"]
 
 _OPTIONS = {
+    "memory": MEMORY_OPTION,
     "kv": Option(str, "auto", ("auto", "asked")),
     "mirror": Option(str, "on", ("on", "off")),
     "scores": Option(str, "off", ("on", "off")),
 }
 """`kv`: `auto` stores f32 whatever was asked (the session's `config` shows it); `asked` stores what was asked or
 refuses. `mirror`: keep the host copy of all rows, which native eviction and the cold store need. `scores`: show queries
-and account for the attention that rows receive; needs the host copy's keys.
+and account for the attention that rows receive; needs the host copy's keys. `memory`: what weights, cache and host copy
+must fit in; the context is then the largest that does, at most the one asked for.
 """
 
 _ASKABLE = ("f16", "f32", "bf16")
@@ -45,8 +52,11 @@ def read_openvino_options(given: Mapping[str, str]) -> dict[str, str]:
     return read_options("openvino", given, _OPTIONS)
 
 
-def resolve(asked: SessionConfig, defaults: Mapping[str, str]) -> Resolved:
-    """`defaults` are the engine's options; the session's own win. Raises UsageError."""
+def resolve(asked: SessionConfig, defaults: Mapping[str, str], model: ModelShape, *, loaded: bool = False) -> Resolved:
+    """`defaults` are the engine's options; the session's own win. `loaded`: see `fit.fitted_context`.
+
+    Raises UsageError, DoesNotFit for lack of memory.
+    """
     options = read_openvino_options({**defaults, **asked.options})
     check_sizes(asked)
     if options["scores"] == "on" and options["mirror"] == "off":
@@ -54,7 +64,23 @@ def resolve(asked: SessionConfig, defaults: Mapping[str, str]) -> Resolved:
     k, v = _kv_types(asked, options["kv"])
     # OpenVINO has no flash attention to switch on or off.
     config = replace(asked, kv_type_k=k, kv_type_v=v, flash_attention=False, options=options)
-    return Resolved(config, effective_n_ctx(asked.n_ctx), options["mirror"] == "on", options["scores"] == "on")
+    mirror, scores = options["mirror"] == "on", options["scores"] == "on"
+    need = _need(model, k, v, mirror=mirror, scores=scores)
+    n_ctx = fitted_context(asked.n_ctx, read_memory(options["memory"]), need, loaded=loaded)
+    return Resolved(config, n_ctx, mirror, scores)
+
+
+def _need(model: ModelShape, k: str, v: str, *, mirror: bool, scores: bool) -> Need:
+    """The states at their largest; of the host copy its rows and room for a quarter more; sums by head, float64."""
+    settings = CacheSettings()
+    states = Sizing(model.geometry.stored_as(k, v), StatefulRule(), settings)
+    rows = Sizing(model.geometry.stored_as("f32", "f32"), StatefulRule(), settings)
+    heads = model.n_layer * model.n_head if scores else 0
+
+    def host(n_ctx: int) -> int:
+        return (rows.total_bytes(n_ctx) * 5 // 4 if mirror else 0) + 8 * heads * n_ctx
+
+    return Need(model.weights_bytes, states.peak_bytes, host)
 
 
 def _kv_types(asked: SessionConfig, kv: str) -> tuple[str, str]:

@@ -326,7 +326,7 @@ def test_text_that_is_no_unicode() -> None:
         ({"cold_budget_tokens": -1}, "cold_budget_tokens is -1"),
         ({"kv_type_k": "q8_0"}, "kv_type_k q8_0: this backend opens bf16, f16, f32"),
         ({"kv_type_v": "q4_0"}, "kv_type_v q4_0: this backend opens bf16, f16, f32"),
-        ({"options": {"swa": "yes"}}, "unknown option of llama 'swa'.*allowed: n_ubatch, scores, swa_full"),
+        ({"options": {"swa": "yes"}}, "unknown option of llama 'swa'.*allowed: memory, n_ubatch, scores, swa_full"),
         ({"options": {"swa_full": "maybe"}}, "allowed: yes, no"),
         ({"options": {"n_ubatch": "0"}}, "n_ubatch=0"),
         ({"options": {"n_ubatch": "many"}}, "n_ubatch=many"),

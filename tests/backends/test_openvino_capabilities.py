@@ -203,7 +203,7 @@ def test_config_shows_the_effective_storage(
         ({"kv_type_k": "u4"}, "u4"),
         ({"kv_type_v": "q8_0"}, "q8_0"),
         ({"options": {"mirror": "maybe"}}, "on, off"),
-        ({"options": {"way": "native"}}, "allowed: kv, mirror, scores"),
+        ({"options": {"way": "native"}}, "allowed: kv, memory, mirror, scores"),
         ({"options": OFF | SCORES}, "scores=on needs mirror=on"),
         ({"options": {"scores": "yes"}}, "on, off"),
         ({"n_ctx": 0}, "n_ctx"),
