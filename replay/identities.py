@@ -41,6 +41,7 @@ def _simple(name: str, says: str, subject: str, wrong: str, what: str) -> Identi
 
 
 _COUNTED = "coalesce(reused, suffix) IS NOT NULL"
+# A prompt that bears its turn's counters itself, with tokens to prefill, is from a source that tells of no prefill.
 _TAKEN_BACK = "('cancelled', 'overflow', 'choice_failed', 'refused')"
 
 _DROPPED = """
@@ -67,7 +68,7 @@ WITH marked AS (
   FROM events),
 turns AS (
   SELECT run_id, session_id, turn_no, min(seq) FILTER (WHERE {_COUNTED}) AS seq,
-    max(coalesce(prefilled, suffix)) FILTER (WHERE {_COUNTED}) AS wanted,
+    max(coalesce(prefilled, suffix)) FILTER (WHERE {_COUNTED} AND (op = 'prefill' OR prefilled = 0)) AS wanted,
     coalesce(sum(n_tokens) FILTER (WHERE op = 'prefill'), 0) AS done,
     bool_or(op IN ('fatal', 'lost', 'refuse', 'close') OR (op = 'truncate' AND reason IN {_TAKEN_BACK})) AS cut,
     max(seq) AS last
@@ -96,7 +97,7 @@ IDENTITIES: tuple[Identity, ...] = (
         "reused IS NOT NULL",
         "reused + coalesce(forgotten, 0) + coalesce(prefilled, 0) IS DISTINCT FROM prompt_tokens",
         "format('reused {} + forgotten {} + prefilled {} is not the prefix of {} tokens', "
-        "reused, forgotten, prefilled, prompt_tokens)",
+        "reused, coalesce(forgotten, 0), coalesce(prefilled, 0), coalesce(prompt_tokens::VARCHAR, 'unknown'))",
     ),
     Identity("dropped", "dropped + what is reused of it is what was resident", "dropped IS NOT NULL", _DROPPED),
     _simple(
@@ -104,7 +105,7 @@ IDENTITIES: tuple[Identity, ...] = (
         "a suffix is offered whole, and is no part of the prefix",
         "suffix IS NOT NULL",
         "suffix IS DISTINCT FROM prompt_tokens OR reused IS NOT NULL",
-        "format('suffix {}, offered {}', suffix, prompt_tokens)",
+        "format('suffix {}, offered {}', suffix, coalesce(prompt_tokens::VARCHAR, 'nothing'))",
     ),
     Identity("sums", "the pieces of a turn add up to what was to be prefilled", _COUNTED, _SUMS),
     _simple(
@@ -113,7 +114,8 @@ IDENTITIES: tuple[Identity, ...] = (
         "op = 'prefill' AND physical_prefill_tokens IS NOT NULL",
         "physical_prefill_tokens <> n_tokens OR coalesce(physical_prefill_calls, 0) < 1 "
         "OR physical_prefill_calls > n_tokens",
-        "format('{} tokens, {} computed in {} calls', n_tokens, physical_prefill_tokens, physical_prefill_calls)",
+        "format('{} tokens, {} computed in {} calls', n_tokens, physical_prefill_tokens, "
+        "coalesce(physical_prefill_calls, 0))",
     ),
     _simple(
         "decode",
@@ -121,14 +123,15 @@ IDENTITIES: tuple[Identity, ...] = (
         "op = 'decode' AND completion_tokens IS NOT NULL",
         "completion_tokens <> n_tokens OR coalesce(decode_calls, completion_tokens) <> completion_tokens "
         "OR (stop IS NOT NULL AND stop - start <> n_tokens)",
-        "format('{} tokens, {} generated in {} calls', n_tokens, completion_tokens, decode_calls)",
+        "format('{} tokens, {} generated in {} calls', n_tokens, completion_tokens, "
+        "coalesce(decode_calls, completion_tokens))",
     ),
     Identity("asked", "no more is generated than was asked for", "op = 'generate'", _ASKED),
     _simple(
         "recomputed",
         "what is computed again is counted as such: a range, or all survivors of a rebuild",
-        "recomputed_tokens IS NOT NULL",
-        "recomputed_tokens IS DISTINCT FROM physical_prefill_tokens "
+        "recomputed_tokens IS NOT NULL AND physical_prefill_tokens IS NOT NULL",
+        "recomputed_tokens <> physical_prefill_tokens "
         "OR recomputed_tokens <> CASE WHEN op = 'recompute' THEN n_tokens ELSE resident_tokens END",
         "format('{} tokens computed again, {} by the engine', recomputed_tokens, physical_prefill_tokens)",
     ),
@@ -137,7 +140,7 @@ IDENTITIES: tuple[Identity, ...] = (
         "every count says whether the engine gave it",
         "op IN ('prefill', 'decode') AND coalesce(physical_prefill_tokens, completion_tokens) IS NOT NULL",
         "coalesce(token_count_source, '') NOT IN ('engine', 'fallback')",
-        "format('counted by {}', token_count_source)",
+        "format('counted by {}', coalesce(token_count_source, 'nobody'))",
     ),
 )
 """Semantics of the counters, one place."""

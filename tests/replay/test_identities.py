@@ -24,6 +24,7 @@ from kvtape.testing.sink import ListSink
 from kvtape.testing.toy import ToyBackend
 from kvtape.traces.codec import to_arrow
 from kvtape.traces.schema import EVENTS
+from support.scripted import Script
 from support.toys import toy_backend
 
 pytestmark = pytest.mark.contract("I4")
@@ -143,6 +144,16 @@ def test_each_identity_finds_its_forgery_and_names_the_row(name: str) -> None:
     changed, seq = forged(events, op, needs, **columns)
     found = broken(changed)
     assert seq in [row for row, _ in found[name]], found
+
+
+def test_a_source_that_says_little_claims_little() -> None:
+    """As importers write it: a prompt that bears its turn's counters itself, blocks that nobody counted."""
+    script = Script()
+    script.put_raw(Op.PROMPT, reused=0, prefilled=50, dropped=0, prompt_tokens=50, n_tokens=50)
+    script.prefill([5] * 8)
+    script.evict(2, 4)
+    script.put_raw(Op.RECOMPUTE, start=2, stop=4, n_tokens=2, cache_start=2, recomputed_tokens=0)
+    assert broken(script.events) == {}
 
 
 def test_every_identity_was_held_against_a_row() -> None:
