@@ -119,8 +119,10 @@ def run_nll(
             )
             account = session.explain()
             track.n_ctx = account.n_ctx
-            if track.candidate.wants_scores:
-                track.scored = bool(account.capabilities["attention_scores"])
+            request = track.candidate.policy.score_request
+            if request is not None:
+                # Nobody asks a question here, so a policy that ranks by a probe has nothing to rank by.
+                track.scored = bool(account.capabilities["attention_scores"]) and request.kind != "probe"
             session.ensure_prefix(task.tokens[:1])
             lanes.append(_Lane(session, session_id, track))
         for at in range(1, len(task.tokens), PIECE):

@@ -132,6 +132,17 @@ def test_rows_are_stretches_and_a_total() -> None:
     assert rows[0]["excess"] is None
 
 
+def test_scored_policies_stream_too_and_a_probe_that_nobody_makes_is_no_score(target: Target) -> None:
+    on = Target(target.spec, target.engine, SessionConfig(chunk=128, options={"scores": "on"}))
+    policies = ("h2o:budget=128,recent=32", "snapkv:budget=128,window=16", "snapkv:budget=128,queries=probe")
+    tracks, sink = run(on, policies, 300)
+    assert [t.scored for t in tracks] == [None, True, True, False]
+    assert [t.resident_most for t in tracks] == [300, 128, 128, 128]
+    assert [len(t.nll) for t in tracks] == [299] * 4
+    scored = {e.session_id for e in sink.events if e.op is Op.SCORE}
+    assert scored == {sink.sessions[1].session_id, sink.sessions[2].session_id}
+
+
 @given(LOGITS, LOGITS)
 def test_divergence_is_zero_of_itself_and_never_negative(a: np.ndarray, b: np.ndarray) -> None:
     p, q = log_softmax(a), log_softmax(b)
