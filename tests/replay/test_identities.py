@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvtape.backends.clock import ManualClock
 from kvtape.backends.errors import KvtapeError
 from kvtape.backends.session import Session
-from kvtape.planner.events import Event, Op
+from kvtape.planner.events import Event, Op, Placement, Way
 from kvtape.planner.plan import PlanError
 from kvtape.planner.specs import parse_policy
 from kvtape.replay.identities import IDENTITIES, IdentityCheck, check_identities
@@ -149,10 +149,19 @@ def test_each_identity_finds_its_forgery_and_names_the_row(name: str) -> None:
 def test_a_source_that_says_little_claims_little() -> None:
     """As importers write it: a prompt that bears its turn's counters itself, blocks that nobody counted."""
     script = Script()
-    script.put_raw(Op.PROMPT, reused=0, prefilled=50, dropped=0, prompt_tokens=50, n_tokens=50)
+    script.put_raw(Op.PROMPT, start=0, reused=0, prefilled=50, dropped=0, prompt_tokens=50, n_tokens=50)
     script.prefill([5] * 8)
     script.evict(2, 4)
-    script.put_raw(Op.RECOMPUTE, start=2, stop=4, n_tokens=2, cache_start=2, recomputed_tokens=0)
+    script.put_raw(
+        Op.RECOMPUTE,
+        start=2,
+        stop=4,
+        n_tokens=2,
+        cache_start=2,
+        recomputed_tokens=0,
+        way=Way.RECOMPUTE,
+        placement=Placement.IN_PLACE,
+    )
     assert broken(script.events) == {}
 
 
