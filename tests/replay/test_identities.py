@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvtape.backends.clock import ManualClock
 from kvtape.backends.errors import KvtapeError
 from kvtape.backends.session import Session
-from kvtape.planner.events import Event, Op, Placement, Way
+from kvtape.planner.events import Event, Op
 from kvtape.planner.plan import PlanError
 from kvtape.planner.specs import parse_policy
 from kvtape.replay.identities import IDENTITIES, IdentityCheck, check_identities
@@ -24,7 +24,7 @@ from kvtape.testing.sink import ListSink
 from kvtape.testing.toy import ToyBackend
 from kvtape.traces.codec import to_arrow
 from kvtape.traces.schema import EVENTS
-from support.scripted import Script
+from support.logs import event
 from support.toys import toy_backend
 
 pytestmark = pytest.mark.contract("I4")
@@ -148,21 +148,14 @@ def test_each_identity_finds_its_forgery_and_names_the_row(name: str) -> None:
 
 def test_a_source_that_says_little_claims_little() -> None:
     """As importers write it: a prompt that bears its turn's counters itself, blocks that nobody counted."""
-    script = Script()
-    script.put_raw(Op.PROMPT, start=0, reused=0, prefilled=50, dropped=0, prompt_tokens=50, n_tokens=50)
-    script.prefill([5] * 8)
-    script.evict(2, 4)
-    script.put_raw(
-        Op.RECOMPUTE,
-        start=2,
-        stop=4,
-        n_tokens=2,
-        cache_start=2,
-        recomputed_tokens=0,
-        way=Way.RECOMPUTE,
-        placement=Placement.IN_PLACE,
-    )
-    assert broken(script.events) == {}
+    rows = [
+        event(0, Op.PROMPT, reused=0, prefilled=50, dropped=0, prompt_tokens=50, n_tokens=50),
+        event(1, Op.RECOMPUTE, start=0, stop=16, n_tokens=16, recomputed_tokens=0),
+        event(2, Op.GENERATE, n_tokens=9),
+        event(3, Op.DECODE, start=50, stop=59, n_tokens=9),
+        event(4, Op.CLOSE),
+    ]
+    assert broken(rows) == {}
 
 
 def test_every_identity_was_held_against_a_row() -> None:
