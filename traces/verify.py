@@ -10,7 +10,7 @@ from pathlib import Path
 from kvtape.planner.residency import IllegalEvent, ResidencyMismatch
 from kvtape.traces.chain_check import check_chain
 from kvtape.traces.content_check import check_content, holds_content
-from kvtape.traces.database import readable
+from kvtape.traces.database import readable, wal_path
 from kvtape.traces.definitions import check_definitions, same_definitions
 from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.findings import Finding, FindingKind
@@ -132,6 +132,8 @@ def _file_findings(log: Log) -> Iterator[Finding]:
     head = log.head
     if head is None or head.log_id != log.meta.get("log_id") or (log.sealed and not head.sealed):
         return  # the last: a crash between sealing the file and its sidecar, which is still the old file's
+    if not log.sealed and not wal_path(log.source).exists():
+        return  # another DuckDB client opened the log to write, and put the rows into the file on closing
     if file_digest(log.source) != head.file:
         yield Finding(FindingKind.FILE, "the bytes of the database file are not those that were written")
 

@@ -18,7 +18,7 @@ from kvtape.planner.rows import RunRow
 from kvtape.traces.canonical import in_canonical_order, table_digest
 from kvtape.traces.chain import genesis, link, span_list, summarise
 from kvtape.traces.codec import to_arrow
-from kvtape.traces.database import create_log_file, open_for_append, read_meta, refuse_leftovers
+from kvtape.traces.database import create_log_file, open_for_append, read_meta, refuse_leftovers, wal_path
 from kvtape.traces.definitions import definitions_digest
 from kvtape.traces.errors import KeyMismatch, LogExists, LogMissing, LogUnreadable, LogWriteFailed
 from kvtape.traces.folder import register
@@ -78,7 +78,8 @@ class LogWriter:
             if not key_path(path).exists():
                 raise KeyMismatch(f"{key_path(path)}: the key is missing; put it back to go on recording")
             key = load_or_create_key(path)
-        return cls._hold(path, key, lambda connection: _resumed_head(path, connection, key))
+        rewritten = not wal_path(path).exists()  # by another client that had opened it to write
+        return cls._hold(path, key, lambda connection: _resumed_head(path, connection, key, rewritten=rewritten))
 
     @classmethod
     def _hold(cls, path: Path, key: bytes, find_head: Callable[[duckdb.DuckDBPyConnection], Head]) -> LogWriter:
@@ -156,7 +157,7 @@ def _refuse_sealed(path: Path) -> None:
             raise LogExists(f"{path}: sealed; a sealed log is finished, record into another path")
 
 
-def _resumed_head(path: Path, connection: duckdb.DuckDBPyConnection, key: bytes) -> Head:
+def _resumed_head(path: Path, connection: duckdb.DuckDBPyConnection, key: bytes, *, rewritten: bool) -> Head:
     """The head as the file has it; it may be ahead of the sidecar, never behind.
 
     The sidecar is about to be written anew, so whatever it alone can tell must be told here.
@@ -171,7 +172,7 @@ def _resumed_head(path: Path, connection: duckdb.DuckDBPyConnection, key: bytes)
     marks = connection.execute("SELECT run_id, session_id, max(seq) FROM events GROUP BY ALL ORDER BY ALL").fetchall()
     file = _check_sidecar(path, connection, meta, batch)
     sessions = {session_key(run, session): seq for run, session, seq in marks}
-    return Head(meta["log_id"], batch, digest.hex(), rows, sessions, file)
+    return Head(meta["log_id"], batch, digest.hex(), rows, sessions, file_digest(path) if rewritten else file)
 
 
 def _check_sidecar(path: Path, connection: duckdb.DuckDBPyConnection, meta: Mapping[str, str], last_batch: int) -> str:

@@ -449,3 +449,8 @@ def test_rows_cannot_be_changed_or_deleted(log: Path, sealed: bool) -> None:
     finally:
         connection.close()
     assert verify(log).ok
+    if not sealed:  # that client has moved the rows into the file on closing
+        with Recorder(log, run_row(), clock=TickClock(), key=KEY, resume=True) as again:
+            again.open_session(session_row("s9"))
+            again.record(event(0, session_id="s9"))
+        assert verify(log).ok
