@@ -1,8 +1,9 @@
 """FIFO without a queue: a block is in the cache while fewer than `budget` blocks were admitted after it.
 
 First accesses are admitted at every budget, so what came between two accesses of a block is known but for the
-admissions among other repeats. A repeat is admitted for sure when sure admissions alone have pushed its block out.
-Only what is then left in doubt goes through a loop, one after the other.
+admissions among other repeats. A repeat is admitted for sure when sure admissions alone have pushed its block out,
+and found for sure when all that may have been admitted since the block's first access would not push it out. Only what
+is then left in doubt goes through a loop, one after the other.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ __all__ = ["Fifos"]
 
 Bools = npt.NDArray[np.bool_]
 
+_WORTH_A_ROUND = 50
+"""Another round must settle one repeat in so many: the loop does the others as quickly."""
+
 
 class Fifos:
     """FIFO at any budget over one list of accesses; `held` looks before the first admission of the request.
@@ -34,6 +38,10 @@ class Fifos:
         self._firsts = _counts(a.before < 0, self._kind)
         self._repeats = _counts(a.before >= 0, self._kind)
         last = a.before[self._again]
+        first = np.empty(a.n_blocks, np.int64)
+        new = np.flatnonzero(a.before < 0)
+        first[a.blocks[new]] = new
+        self._first = self._moment(first[a.blocks[self._again]])
         self._now = self._moment(self._again)
         self._came = self._moment(last)
         self._after = self._moment(last + 1)
@@ -45,8 +53,7 @@ class Fifos:
 
     def hits(self, budget: int) -> Bools:
         """Which accesses find their block. bool [accesses]."""
-        sure = self._surely_admitted(budget)
-        stamps, admitted = self._stamps(sure, budget)
+        stamps, admitted = self._stamps(self._surely_admitted(budget), self._surely_found(budget), budget)
         now = self._looked[0] + admitted[self._looked[1]]
         found = np.zeros(self._n, bool)
         found[self._again] = self._there & (now - stamps <= budget)
@@ -66,22 +73,36 @@ class Fifos:
                 return sure
             sure = grown
 
-    def _stamps(self, sure: Bools, budget: int) -> tuple[Ints, Ints]:
+    def _surely_found(self, budget: int) -> Bools:
+        """Of the repeats: never pushed out since the first access. What is found is not admitted, so rounds help."""
+        firsts = self._now[0] - self._first[0]
+        safe: Bools = firsts + (self._now[1] - self._first[1]) <= budget
+        while True:
+            may = _counts(~safe, self._kind)
+            grown = firsts + may[:-1] - may[self._first[1]] <= budget
+            gain = int(grown.sum()) - int(safe.sum())
+            safe = grown
+            if gain <= len(safe) // _WORTH_A_ROUND:
+                return safe
+
+    def _stamps(self, sure: Bools, safe: Bools, budget: int) -> tuple[Ints, Ints]:
         """For each repeat, how many were admitted when its block was; and repeats admitted before each repeat."""
         known = _counts(sure, self._kind)
-        doubt = np.flatnonzero(~sure)
-        ordinal = _counts(~sure, self._kind)
-        source = self._source[doubt]
-        # The stamp of a block whose last access is in doubt is that access's own; else all admissions before it.
-        in_doubt = (source >= 0) & ~sure[source]
-        links = np.where(in_doubt, ordinal[source], ~ordinal[self._came[1][doubt]])
-        base = self._came[0][doubt] + known[self._came[1][doubt]]
+        open_ = ~(sure | safe)
+        doubt = np.flatnonzero(open_)
+        ordinal = _counts(open_, self._kind)
+        # The stamp of a block whose last access is in doubt is that access's own; of one that was never pushed out,
+        # all admissions before its first access; else all before its last.
+        kept = (self._source >= 0) & safe[self._source]
+        came = tuple(np.where(kept, a, b) for a, b in zip(self._first, self._came, strict=True))
+        linked = (self._source >= 0) & open_[self._source]
+        links = np.where(linked[doubt], ordinal[self._source[doubt]], ~ordinal[came[1][doubt]])
+        base = came[0][doubt] + known[came[1][doubt]]
         clock = self._now[0][doubt] + known[doubt]
         mine, more = _follow(links.tolist(), base.tolist(), clock.tolist(), budget)
         admitted = known + np.array(more, self._kind)[ordinal]
-        stamps = self._came[0] + admitted[self._came[1]]
-        linked = np.flatnonzero((self._source >= 0) & ~sure[self._source])
-        if len(linked):
+        stamps = came[0] + admitted[came[1]]
+        if linked.any():
             stamps[linked] = np.array(mine, self._kind)[ordinal[self._source[linked]]]
         return stamps, admitted
 

@@ -122,12 +122,12 @@ def _hits(
 def _lru(a: Accesses, rules: Rules, budgets: Sequence[int]) -> Iterator[tuple[int, int]]:
     measure = Measure(a, rules)
     least = least_budgets(a, held=rules.in_flight == "held")
-    if rules.overlong == "minus_one":
-        for budget in budgets:
-            room = budget - rooms_short_by_one(a, least, budget)
-            yield budget, measure.hits(least <= room[a.request])
-        return
+    longest = int(np.diff(a.starts).max())
     at, hits = measure.hits_by_budget(least)
     for budget in budgets:
-        n = int(np.searchsorted(at, budget, side="right"))
-        yield budget, int(hits[n - 1]) if n else 0
+        if rules.overlong == "minus_one" and budget < longest:
+            room = budget - rooms_short_by_one(a, least, budget)
+            yield budget, measure.hits(least <= room[a.request])
+        else:
+            n = int(np.searchsorted(at, budget, side="right"))
+            yield budget, int(hits[n - 1]) if n else 0
