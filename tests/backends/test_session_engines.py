@@ -1,4 +1,4 @@
-"""One Session script on both real engines: same residency, same counters, and failures that end a session for good."""
+"""One Session script on both real engines: same residency, same events. What fails is in the fault matrix."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from kvtape.backends.clock import ManualClock
-from kvtape.backends.envelope import unwrap, wrap
-from kvtape.backends.errors import InputRejected, SessionFatal, StateRejected
+from kvtape.backends.errors import InputRejected
 from kvtape.backends.protocol import Engine, SessionConfig
 from kvtape.backends.session import Session
 from kvtape.planner.blocks import PromptSegment
@@ -143,74 +142,6 @@ def test_pinned_segments_stay_resident_on_the_engine(name: str) -> None:
         session.ensure_prefix([system, PromptSegment(kind="user", tokens=tuple(TOKENS[50:500]))])
         assert_one_account(session, sink)
         assert all(p in session.resident for p in range(50))
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_failed_decode_is_fatal_with_its_first_cause_and_the_context_is_never_used_again(name: str) -> None:
-    sink = ListSink()
-    session = open_session(name, "none", sink)
-    session.ensure_prefix(TOKENS[:40])
-    backend: Any = session._parts.backend
-    backend.abort_next()
-    with pytest.raises(SessionFatal, match="decode_failed") as first:
-        session.decode(4)
-    for later in (lambda: session.decode(1), lambda: session.ensure_prefix(TOKENS[:3]), session.snapshot):
-        with pytest.raises(SessionFatal) as again:
-            later()
-        assert again.value.cause_message == first.value.cause_message
-    with pytest.raises(Exception, match=r"closed|decode_failed"):
-        backend.witness()
-    session.close()
-    assert [e.op for e in sink.events[-2:]] == [Op.FATAL, Op.CLOSE]
-    assert sink.events[-2].error_class == "decode_failed"
-    # A session beside it, and one opened after it, are untouched.
-    with open_session(name, "none", ListSink()) as fresh:
-        fresh.ensure_prefix(TOKENS[:40])
-        fresh.decode(4)
-
-
-def test_failed_restore_is_fatal_on_llama_when_the_engine_refuses_a_state_after_clearing() -> None:
-    sink = ListSink()
-    session = open_session("llama", "none", sink)
-    session.ensure_prefix(TOKENS[:40])
-    number = session.snapshot()
-    saved = session._snapshots[number]
-    header, payload = unwrap(saved.blob, {})
-    # A whole envelope around half a state: only the engine can find out, and by then it has cleared the cache.
-    forged = wrap(header, payload[: len(payload) // 2])
-    session._snapshots[number] = dataclasses.replace(saved, blob=forged)
-    with pytest.raises(SessionFatal, match="state_restore_failed"):
-        session.restore(number)
-    assert sink.events[-1].error_class == "state_restore_failed"
-
-
-def test_failed_restore_is_fatal_on_openvino_when_the_state_cannot_be_written() -> None:
-    sink = ListSink()
-    session = open_session("openvino", "none", sink)
-    session.ensure_prefix(TOKENS[:40])
-    number = session.snapshot()
-    backend: Any = session._parts.backend
-    backend.abort_next()
-    with pytest.raises(SessionFatal, match="state_restore_failed"):
-        session.restore(number)
-    assert sink.events[-1].error_class == "state_restore_failed"
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_damaged_snapshot_is_refused_and_changes_nothing(name: str) -> None:
-    sink = ListSink()
-    with open_session(name, "none", sink) as session:
-        session.ensure_prefix(TOKENS[:40])
-        number = session.snapshot()
-        saved = session._snapshots[number]
-        damaged = bytearray(saved.blob)
-        damaged[len(damaged) // 2] ^= 1
-        session._snapshots[number] = dataclasses.replace(saved, blob=bytes(damaged))
-        with pytest.raises(StateRejected, match="checksum"):
-            session.restore(number)
-        assert_one_account(session, sink)
-        assert sink.events[-1].op is Op.REFUSE
-        scripted_decode(session, 3, 4)
 
 
 @pytest.mark.parametrize("name", ENGINES)
