@@ -52,8 +52,9 @@ def overlaps(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def markdown(rows: list[dict[str, Any]]) -> list[str]:
-    """One line a row, with the interval behind the recall."""
-    return [
+    """A table, with the interval behind the recall."""
+    head = ["| policy | budget | recall | 95 % | correct | kept |", "|---|---|---|---|---|---|"]
+    return head + [
         f"| `{r['policy']}` | {r['budget'] or 'all'} | {r['recall']:.3f} "
         f"| {r['recall_low']:.3f} to {r['recall_high']:.3f} | {r['correct']} of {r['n']} | {r['kept']:.0f} |"
         for r in rows

@@ -96,7 +96,7 @@ def evaluate(
     \b
     Example:
       kvtape eval --task needle --backend llama:scores=on --seeds 0:40 \\
-        --policy stream --policy snapkv:sink=4,recent=32,queries=probe,layers=17-23 \\
+        --policy stream --policy snapkv:sink=4,recent=32,queries=probe \\
         --budget 128 --budget 256
     """
     from kvtape.cli.eval_needle import run_layers, run_needles
