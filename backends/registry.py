@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvtape.backends.errors import EnvironmentProblem, UsageError
-from kvtape.backends.protocol import Engine
+from kvtape.backends.protocol import Engine, SessionConfig
 
-__all__ = ["ENGINE_NAMES", "open_engine"]
+if TYPE_CHECKING:
+    from kvtape.backends.llama.engine import LlamaEngine
+    from kvtape.backends.openvino.engine import OpenVinoEngine
+
+__all__ = ["ENGINE_NAMES", "check_fits", "open_engine"]
 
 ENGINE_NAMES = ("llama", "openvino", "reference")
 
@@ -19,23 +24,44 @@ def open_engine(name: str, model_path: str | Path, options: Mapping[str, str] | 
     Raises UsageError for an unknown name, a missing model or an unknown option, EnvironmentProblem where the
     engine is not installed or is not built yet.
     """
+    _require(name, model_path)
+    try:
+        return _engine(name).load(model_path, dict(options or {}))
+    except ModuleNotFoundError as err:
+        raise _missing(name, err) from None
+
+
+def check_fits(name: str, model_path: str | Path, config: SessionConfig) -> int:
+    """The effective context that a session with `config` would get, found out before anything is loaded.
+
+    Raises what `open_engine` and the engine's `open` would raise for this model and this configuration, DoesNotFit
+    above all.
+    """
+    _require(name, model_path)
+    try:
+        return _engine(name).check(model_path, config)
+    except ModuleNotFoundError as err:
+        raise _missing(name, err) from None
+
+
+def _engine(name: str) -> type[LlamaEngine | OpenVinoEngine]:
+    if name == "llama":
+        from kvtape.backends.llama.engine import LlamaEngine
+
+        return LlamaEngine
+    from kvtape.backends.openvino.engine import OpenVinoEngine
+
+    return OpenVinoEngine
+
+
+def _require(name: str, model_path: str | Path) -> None:
     if name not in ENGINE_NAMES:
         raise UsageError(f"unknown backend {name!r}; choose one of {', '.join(ENGINE_NAMES)}")
     if name == "reference":
         raise EnvironmentProblem("the reference backend is not part of this version; use llama or openvino")
     if not Path(model_path).is_file():
         raise UsageError(f"{model_path}: no such model file; give --model the path of a GGUF")
-    try:
-        return _load(name, Path(model_path), dict(options or {}))
-    except ModuleNotFoundError as err:
-        raise EnvironmentProblem(f"{name} is not installed ({err}); pip install 'kvtape[{name}]'") from None
 
 
-def _load(name: str, model_path: Path, options: dict[str, str]) -> Engine:
-    if name == "llama":
-        from kvtape.backends.llama.engine import LlamaEngine
-
-        return LlamaEngine.load(model_path, options)
-    from kvtape.backends.openvino.engine import OpenVinoEngine
-
-    return OpenVinoEngine.load(model_path, options)
+def _missing(name: str, err: ModuleNotFoundError) -> EnvironmentProblem:
+    return EnvironmentProblem(f"{name} is not installed ({err}); pip install 'kvtape[{name}]'")

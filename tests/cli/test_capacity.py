@@ -114,6 +114,25 @@ def test_a_model_file_brings_its_weights(tmp_path: Path) -> None:
     assert asked(path, "--memory", "auto")["memory_tokens"] > 0
 
 
+@pytest.mark.parametrize("backend", ["llama", "openvino"])
+def test_record_serves_what_the_memory_holds(tmp_path: Path, backend: str) -> None:
+    model = write_tiny(tmp_path / "m.gguf", "llama", n_ctx=2048)
+    (tmp_path / "text.txt").write_text("the cache holds the keys and the values " * 8)
+    common = ("record", "--model", model, "--backend", backend, "--text", tmp_path / "text.txt", "--decode", 4)
+    policy = ("--policy", "stream:sink=4,recent=60")
+    log = tmp_path / "log.duckdb"
+    assert kvtape(*common, *policy, "--memory", "auto", "--log", log).code == 0
+    rows = json.loads(kvtape("sql", log, "SELECT n_ctx_asked, n_ctx FROM sessions", "--json").out)["rows"]
+    assert rows == [{"n_ctx_asked": 2048, "n_ctx": 2048}]
+    small = tmp_path / "small.duckdb"
+    assert kvtape(*common, *policy, "--memory", "2200KiB", "--log", small).code == 0
+    (row,) = json.loads(kvtape("sql", small, "SELECT n_ctx_asked, n_ctx FROM sessions", "--json").out)["rows"]
+    assert row["n_ctx_asked"] == 2048
+    assert 256 <= row["n_ctx"] < 2048
+    refused = kvtape(*common, *policy, "--memory", "100KiB", "--log", tmp_path / "none.duckdb")
+    assert (refused.code, "give at least" in refused.err, (tmp_path / "none.duckdb").exists()) == (2, True, False)
+
+
 def test_tables_for_people(gemma: Path) -> None:
     ran = kvtape("capacity", "--metadata", gemma, "--memory", "30MiB")
     assert ran.code == 0

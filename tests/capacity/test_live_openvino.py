@@ -1,0 +1,57 @@
+"""OpenVINO's states on the real model, measured through the allocator, are ours: f32, f16, and u8 with its scales."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtape.capacity.allocation import CacheSettings
+from kvtape.capacity.engines import Sizing, engine_rule
+from kvtape.capacity.source import read_model_kv
+from kvtape.cli.models import find_demo_model
+from support import openvino_state_bytes
+
+TYPES = ("f32", "f16", "u8")
+BEAM_TABLE_BYTES = 4
+"""Beside its rows every state has a table of one 32-bit beam a token."""
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, float]:
+    model = find_demo_model()
+    if model is None or platform.libc_ver()[0] != "glibc":
+        pytest.skip("needs the demo model and glibc's allocator")
+    script = Path(openvino_state_bytes.__file__)
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(script.parent.parent)}
+    done = subprocess.run(
+        [sys.executable, str(script), str(model), *TYPES],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        timeout=250,
+    )
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_state_bytes_of_the_real_model(measured: dict[str, float], kind: str) -> None:
+    """46,080, 23,040 and 12,960 bytes a token, each with 60 beam tables; half a percent is the allocator's."""
+    model = read_model_kv(find_demo_model() or "")
+    sizing = Sizing(model.geometry.stored_as(kind, kind), engine_rule("openvino"), CacheSettings())
+    ours = sizing.total_bytes(1000) // 1000
+    assert ours == {"f32": 46_080, "f16": 23_040, "u8": 12_960}[kind]
+    assert measured[kind] - 2 * 30 * BEAM_TABLE_BYTES == pytest.approx(ours, rel=0.005)
+
+
+def test_scales_could_not_be_left_out(measured: dict[str, float]) -> None:
+    """Without them a u8 row would be a quarter of an f32 row."""
+    tables = 2 * 30 * BEAM_TABLE_BYTES
+    assert measured["u8"] - tables > 1.1 * (measured["f32"] - tables) / 4
