@@ -67,6 +67,7 @@ docs: setup ## write the generated parts of the pages
 	$(BIN)/python docs/write_pages.py
 	$(BIN)/python docs/write_contract.py
 	$(BIN)/python -m kvtape.traces.document docs/log-schema.md
+	$(BIN)/python docs/write_sql.py
 
 bench: setup ## measure what the documents promise
 	$(BIN)/python benchmarks/run.py

@@ -33,6 +33,7 @@ class Slot:
         self._source, self._notes, self._out = source, notes, out
         self._state = ResidencyState()
         self._prompt: int | None = None
+        self._tape_before = 0
         self._generate: int | None = None
         self._reason = "diverged"
         self._checkpoints: dict[tuple[int | None, int | None], int] = {}
@@ -64,6 +65,7 @@ class Slot:
         if n is None:
             return
         self.busy, self._prompt_tokens, self._reason = True, n, "diverged"
+        self._tape_before = self._state.tape_length
         columns = {"start": 0, "n_tokens": n, "prompt_tokens": n}
         if self._emit(Op.PROMPT, said, columns, {"task": said.task}):
             self._prompt = len(self._out) - 1
@@ -82,7 +84,7 @@ class Slot:
         """Everything from cache position p0 on goes; the first of a prompt says how much of it was there."""
         p0 = said.number("p0") or 0
         if self._prompt is not None and self._prompt_tokens is not None and p0 <= self._prompt_tokens:
-            start = min(p0, self._state.tape_length)
+            start = min(p0, self._tape_before)
             self._set(self._prompt, start=start, reused=p0, prefilled=self._prompt_tokens - p0)
         elif self._prompt_tokens is None and self._reused is None:
             self._reused = p0
@@ -107,8 +109,9 @@ class Slot:
         if self._prompt_tokens is None and self._generate is None:
             self._late = (self._source.line, said)
             return
-        self._grow(Op.PREFILL, min(total, self._prompt_tokens or 0), said, computed=True)
-        self._begin_generate(said)
+        if self._generate is None:
+            self._grow(Op.PREFILL, min(total, self._prompt_tokens or 0), said, computed=True)
+            self._begin_generate(said)
         self._grow(Op.DECODE, total, said)
 
     def release_without_memory(self, said: Said) -> None:

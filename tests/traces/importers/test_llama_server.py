@@ -163,6 +163,14 @@ def test_context_shift_evicts_and_moves(tmp_path: Path) -> None:
     assert (after.resident.as_pairs(), after.next_cache_position) == ([(0, 4), (34, 70)], 40)
 
 
+def test_what_is_generated_behind_a_shift_is_no_prompt(tmp_path: Path) -> None:
+    """The cache is shorter than the prompt by then."""
+    text = B3999.replace("= 20", "= 60").replace("n_past = 29", "n_past = 34")
+    shift = SLOT + "slot context shift, n_keep = 4, n_left = 60, n_discard = 40\nslot      release"
+    found = read(tmp_path, text.replace("slot      release", shift))
+    assert story(found)[-4:] == [("decode", 60, 64), ("evict", 4, 44), ("shift", 44, 64), ("decode", 64, 74)]
+
+
 @pytest.mark.parametrize("discard", [0, -5, 100])
 def test_a_shift_that_cannot_be_is_noted(tmp_path: Path, discard: int) -> None:
     text = B3999 + SLOT + f"slot context shift, n_keep = 4, n_left = 25, n_discard = {discard}\n"
@@ -259,7 +267,7 @@ LINES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.lists(LINES, min_size=1, max_size=25))
 def test_whatever_a_log_says_its_events_fold(tmp_path_factory, lines) -> None:  # type: ignore[no-untyped-def]
     found = read(
