@@ -21,6 +21,7 @@ from kvtape.cli import (
     import_,
     merge,
     record,
+    redact,
     repair,
     replay,
     show,
@@ -50,6 +51,7 @@ app.command()(curve.curve)
 app.command("eval")(evaluate)
 app.command()(repair.repair)
 app.command()(merge.merge)
+app.command()(redact.redact)
 app.command("import")(import_.import_trace)
 app.command()(export.export)
 

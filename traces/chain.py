@@ -19,7 +19,7 @@ from kvtape.traces.schema import ROW_TABLES
 
 __all__ = ["LATER_META", "BatchSummary", "genesis", "link", "recorded_spans", "span_list", "summarise"]
 
-LATER_META = ("sealed", "repaired")
+LATER_META = ("sealed", "repaired", "redacted")
 """Meta rows that a log does not begin with."""
 
 Span = tuple[str, str, int, int]

@@ -130,7 +130,7 @@ ROW_TABLES = (RUNS, SESSIONS, EVENTS, TOKENS, BLOCKS, PLANS, SCORES, TRIALS)
 TABLES: dict[str, Table] = {t.name: t for t in ROW_TABLES}
 
 META: tuple[tuple[str, str, str], ...] = (
-    ("key", "VARCHAR", "format, schema_version, kvtape_version, definitions, log_id, key_id; later sealed, repaired"),
+    ("key", "VARCHAR", "format, schema_version, kvtape_version, definitions, log_id, key_id; later sealed and others"),
     ("value", "VARCHAR", "its value"),
 )
 

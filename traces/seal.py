@@ -10,7 +10,7 @@ Readers tell a sealed file by its meta row and ignore a write-ahead log that ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import duckdb
@@ -21,7 +21,7 @@ from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.folder import register
 from kvtape.traces.leftovers import sealing_path
 from kvtape.traces.query import order_by
-from kvtape.traces.schema import ROW_TABLES
+from kvtape.traces.schema import ROW_TABLES, Table
 from kvtape.traces.sidecar import Head, file_digest, fsync_dir, write_head
 from kvtape.traces.writer import LogWriter
 
@@ -55,8 +55,16 @@ def seal_log(writer: LogWriter) -> Head:
     return sealed
 
 
-def copy_rows(connection: duckdb.DuckDBPyConnection, meta: Mapping[str, str], fresh: Path) -> None:
-    """A new file with these meta rows and every batch and row of an open log, checkpointed."""
+def copy_rows(
+    connection: duckdb.DuckDBPyConnection,
+    meta: Mapping[str, str],
+    fresh: Path,
+    columns: Callable[[Table], str] = lambda _: "*",
+) -> None:
+    """A new file with these meta rows and every batch and row of an open log, checkpointed.
+
+    `columns`: what of a table is copied, as SQL; everything by default.
+    """
     build_file(fresh, meta)
     # A log may be called anything, also what the copy would be called here.
     name = "copy" if connection.execute("SELECT current_database()").fetchall()[0][0] != "copy" else "copy_of_it"
@@ -64,7 +72,9 @@ def copy_rows(connection: duckdb.DuckDBPyConnection, meta: Mapping[str, str], fr
     connection.execute("BEGIN")
     connection.execute(f"INSERT INTO {name}.batches SELECT * FROM batches ORDER BY batch")
     for table in ROW_TABLES:
-        connection.execute(f"INSERT INTO {name}.{table.name} SELECT * FROM {table.name} {order_by(table, 'batch')}")
+        connection.execute(
+            f"INSERT INTO {name}.{table.name} SELECT {columns(table)} FROM {table.name} {order_by(table, 'batch')}"
+        )
     connection.execute("COMMIT")
     connection.execute(f"CHECKPOINT {name}")
     connection.execute(f"DETACH {name}")

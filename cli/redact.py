@@ -1,0 +1,36 @@
+"""`kvtape redact`: a copy of a log without content, which still verifies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvtape.cli.args import AsJson, LogPath
+
+__all__ = ["redact"]
+
+
+def redact(
+    log: LogPath,
+    out: Annotated[Path, typer.Option("--out", metavar="NEW", help="The new log; must not exist.", show_default=False)],
+    as_json: AsJson = False,
+) -> int:
+    """Write a log without token ids and texts, to be given away.
+
+    Keyed hashes stay: they show which prompts begin alike, and nothing else without kvtape.key, which you keep. The
+    new log has the chain of the old one, and verifies.
+
+    \b
+    Example:
+      kvtape redact private.duckdb --out shared.duckdb
+    """
+    from kvtape.cli.output import Section, emit
+    from kvtape.traces.redact import redact as run
+
+    report = run(log, out)
+    body = {"out": str(out), "events": report.events, "taken": report.taken}
+    sections = [Section(f"{out}: {report.events} events", ("taken out of", "rows"), list(report.taken.items()))]
+    emit("redact", body, sections, as_json=as_json, digest=report.digest, digest_kind="chain")
+    return 0
