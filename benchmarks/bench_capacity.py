@@ -1,7 +1,7 @@
 """What capacity promises of its speed: a resolve under 50 microseconds, the header of the real model under 100 ms.
 
-Processor time, medians; `python benchmarks/bench_capacity.py` prints JSON and exits 1 when one is over its limit. The header is read anew every time, with the
-library already imported, as in a process that opens a second model.
+Processor time, medians; `python benchmarks/bench_capacity.py` prints JSON and exits 1 when one is over its limit. The
+header is read anew every time, with the library already imported, as in a process that opens a second model.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> dict[str, float]:
     path = demo_model()
     read_model_kv(path)
     found["header_ms"] = 1e3 * seconds(lambda: read_model_kv(path), 7)
-    found["header_and_fingerprint_ms"] = 1e3 * seconds(lambda: (_read.cache_clear(), _read(str(path), 0, 0)), 7)
+    found["header_and_fingerprint_ms"] = 1e3 * seconds(lambda: _read.__wrapped__(str(path), 0, 0), 7)
     return {name: round(value, 2) for name, value in found.items()}
 
 

@@ -29,12 +29,11 @@ from kvtape.backends.openvino.rope import F32, I64
 from kvtape.backends.openvino.scores import as_attention_mass
 from kvtape.backends.openvino.state import EngineState
 from kvtape.backends.protocol import AttentionMass, Choose, Computed, DecodeRun, KvRows, Logits, ModelFacts, Witness
+from kvtape.capacity.openvino_rules import state_row_bytes
 from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet
 
 __all__ = ["OpenVinoBackend"]
-
-_BYTES = {"f16": 2, "f32": 4}
 
 
 class OpenVinoBackend:
@@ -220,9 +219,12 @@ class OpenVinoBackend:
         """`allocated` equals `resident`: the runtime tells of no other size. `mirror`: the host copy's rows."""
         self._state.check_usable()
         n, shape = len(self._state.rows), self._shape
-        per_layer = shape.head_dim_k * _BYTES[self.config.kv_type_k] + shape.head_dim_v * _BYTES[self.config.kv_type_v]
-        resident = n * shape.layers * shape.kv_heads * per_layer
-        mirror = 4 * n * shape.layers * shape.kv_heads * (shape.head_dim_k + shape.head_dim_v)
+
+        def rows(kv_type: str, head_dim: int) -> int:
+            return n * shape.layers * state_row_bytes(kv_type, shape.kv_heads * head_dim, shape.kv_heads)
+
+        resident = rows(self.config.kv_type_k, shape.head_dim_k) + rows(self.config.kv_type_v, shape.head_dim_v)
+        mirror = rows("f32", shape.head_dim_k) + rows("f32", shape.head_dim_v)
         return {"resident": resident, "allocated": resident, "mirror": mirror if self._state.mirror else 0}
 
     def refusal(self, operation: str) -> str | None:

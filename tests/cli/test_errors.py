@@ -18,7 +18,7 @@ from kvtape.backends.errors import (
     SessionFatal,
     UsageError,
 )
-from kvtape.capacity.model import ModelFileError
+from kvtape.capacity.errors import CapacityError, ModelFileError
 from kvtape.cli.errors import EXIT_CODES, describe
 from kvtape.planner.grammar import SpecError
 from kvtape.traces.errors import LogExists, LogUnreadable, LogWriteFailed, NotALog
@@ -30,6 +30,7 @@ from kvtape.traces.errors import LogExists, LogUnreadable, LogWriteFailed, NotAL
         (UsageError("x"), 2),
         (ContextOverflow(5, 4, "x"), 2),
         (SpecError("x"), 2),
+        (CapacityError("x"), 2),
         (ModelFileError("x"), 2),
         (NotALog("x"), 2),
         (LogExists("x"), 2),

@@ -285,6 +285,12 @@ def test_another_models_log_says_what_differs(model: Path, tmp_path: Path) -> No
         run(log_of(model), other)
 
 
+def test_other_weights_under_the_same_header_are_another_model(model: Path, tmp_path: Path) -> None:
+    other = write_tiny(tmp_path / "other.gguf", n_head=4, n_head_kv=2, head_dim=32, seed=1)
+    with pytest.raises(UsageError, match=r"other\.gguf: different weights \("):
+        run(log_of(model), other)
+
+
 @pytest.mark.parametrize(
     ("on", "error", "why"),
     [
