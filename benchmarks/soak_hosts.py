@@ -1,6 +1,6 @@
 """Kill engine hosts at random points of recorded sessions: `make soak`. One JSON line an engine.
 
-    python benchmarks/soak_hosts.py [--runs N] [--engine NAME ...]
+    python benchmarks/soak_hosts.py [--runs N] [--first SEED] [--engine NAME ...]
 
 Each run kills the host of a session in a slot pool, with a signal, in a call and at a moment drawn from the run's seed
 (tiny models). Then this process lives, the session is fatal with device_lost, the log verifies and holds every event,
@@ -23,10 +23,10 @@ from support.host_kills import KilledPool, KillPlan, Outcome
 from support.isolated import children, descriptors, model_file
 
 
-def kill_hosts(name: str, runs: int) -> list[Outcome]:
+def kill_hosts(name: str, seeds: range) -> list[Outcome]:
     pool = KilledPool(name, model_file(name))
     outcomes: list[Outcome] = []
-    for seed in range(runs):
+    for seed in seeds:
         plan = KillPlan.drawn(seed)
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -41,11 +41,12 @@ def kill_hosts(name: str, runs: int) -> list[Outcome]:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--engine", action="append", choices=("llama", "openvino"))
     asked = parser.parse_args()
     for name in asked.engine or ["llama", "openvino"]:
         before, open_before = children(), descriptors()
-        outcomes = kill_hosts(name, asked.runs)
+        outcomes = kill_hosts(name, range(asked.first, asked.first + asked.runs))
         facts = {
             "engine": name,
             "runs": len(outcomes),
