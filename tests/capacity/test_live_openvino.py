@@ -1,4 +1,4 @@
-"""OpenVINO's states on the real model, measured through the allocator, are ours: f32, f16, and u8 with its scales."""
+"""OpenVINO's states on the real model, measured through the allocator, and its block pool: ours, scales included."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kvtape.capacity.allocation import CacheSettings
@@ -16,6 +17,7 @@ from kvtape.capacity.engines import Sizing, engine_rule
 from kvtape.capacity.source import read_model_kv
 from kvtape.cli.models import find_demo_model
 from support import openvino_state_bytes
+from support.tiny_gguf import write_tiny
 
 TYPES = ("f32", "f16", "u8")
 BEAM_TABLE_BYTES = 4
@@ -55,3 +57,30 @@ def test_scales_could_not_be_left_out(measured: dict[str, float]) -> None:
     """Without them a u8 row would be a quarter of an f32 row."""
     tables = 2 * 30 * BEAM_TABLE_BYTES
     assert measured["u8"] - tables > 1.1 * (measured["f32"] - tables) / 4
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("head_dim", [32, 64])
+def test_the_pool_of_continuous_batching(tmp_path: Path, kind: str, head_dim: int) -> None:
+    """The pipeline's own metrics of a pool of 40 blocks, and the blocks that a sequence of 42 tokens takes."""
+    genai = pytest.importorskip("openvino_genai")
+    openvino = pytest.importorskip("openvino")
+    path = write_tiny(tmp_path / "m.gguf", "llama", n_embd=256, n_head=4, n_head_kv=2, head_dim=head_dim, weights="f16")
+    schedule = genai.SchedulerConfig()
+    schedule.num_kv_blocks = 40
+    precisions = dict.fromkeys(("KV_CACHE_PRECISION", "KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION"), kind)
+    pipe = genai.ContinuousBatchingPipeline(
+        str(path), schedule, "CPU", precisions | {"INFERENCE_PRECISION_HINT": "f32"}
+    )
+    generation = genai.GenerationConfig()
+    generation.max_new_tokens = 2
+    handle = pipe.add_request(0, openvino.Tensor(np.arange(5, 45).reshape(1, -1)), generation)
+    pipe.step()
+    metrics = pipe.get_metrics()
+    sizing = Sizing(read_model_kv(path).geometry.stored_as(kind, kind), engine_rule("openvino-cb"), CacheSettings())
+    assert metrics.cache_size_in_bytes == sizing.total_bytes(40 * 32)
+    in_use = metrics.cache_usage / 100 * metrics.cache_size_in_bytes
+    assert in_use == pytest.approx(sizing.allocate(42).total_bytes)
+    while pipe.has_non_finished_requests():
+        pipe.step()
+    assert handle.read_all()
