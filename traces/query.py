@@ -9,7 +9,8 @@ import duckdb
 import pyarrow as pa
 
 from kvtape.traces.codec import from_arrow
-from kvtape.traces.schema import Table, quoted
+from kvtape.traces.schema import SCHEMA_VERSION, Table, quoted
+from kvtape.traces.upcast import upcast
 
 __all__ = ["order_by", "select_arrow", "select_rows"]
 
@@ -26,18 +27,25 @@ def select_arrow(
     params: Sequence[Any] = (),
     *,
     by_batch: bool = False,
+    version: int = SCHEMA_VERSION,
 ) -> pa.Table:
     """Columns of `table` plus `batch`, rows in canonical order, of batch after batch if asked.
 
-    Enumerations come as Arrow dictionaries.
+    Enumerations come as Arrow dictionaries. `version`: the schema version of the log; older rows are brought up.
     """
-    columns = ", ".join(quoted(c) for c in (*table.columns, "batch"))
+    columns = ", ".join(quoted(c) for c in (*table.columns, "batch")) if version == SCHEMA_VERSION else "*"
     query = f"SELECT {columns} FROM {table.name} WHERE {where} {order_by(table, *(['batch'] if by_batch else []))}"
-    return connection.sql(query, params=list(params)).to_arrow_table()
+    rows = connection.sql(query, params=list(params)).to_arrow_table()
+    return upcast(table.name, rows, version)
 
 
 def select_rows(
-    connection: duckdb.DuckDBPyConnection, table: Table, where: str = "true", params: Sequence[Any] = ()
+    connection: duckdb.DuckDBPyConnection,
+    table: Table,
+    where: str = "true",
+    params: Sequence[Any] = (),
+    *,
+    version: int = SCHEMA_VERSION,
 ) -> list[Any]:
     """The same as dataclasses of `table.row`."""
-    return from_arrow(table, select_arrow(connection, table, where, params))
+    return from_arrow(table, select_arrow(connection, table, where, params, version=version))

@@ -172,12 +172,12 @@ class Log:
     def arrow(self, table: str, where: str = "true", params: Sequence[Any] = ()) -> pa.Table:
         """Rows of a table in canonical order, with their `batch`. KeyError for an unknown table."""
         with readable(self.path):
-            return select_arrow(self.connection, TABLES[table], where, params)
+            return select_arrow(self.connection, TABLES[table], where, params, version=self.schema_version)
 
     def _rows(self, table: Any, where: str = "true", params: Sequence[Any] = ()) -> list[Any]:
         try:
             with readable(self.path):
-                return select_rows(self.connection, table, where, params)
+                return select_rows(self.connection, table, where, params, version=self.schema_version)
         except ValueError as err:
             raise LogUnreadable(f"{self.path}: {table.name} holds what kvtape never writes ({err})") from None
 
