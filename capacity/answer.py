@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtape.capacity.allocation import Allocation, CacheSettings, EngineRule
-from kvtape.capacity.engines import Sizing
+from kvtape.capacity.engines import Sizing, engine_rule
 from kvtape.capacity.errors import CapacityError
 from kvtape.capacity.geometry import KVGeometry
 from kvtape.capacity.layers import ModelKV
@@ -19,10 +19,13 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`memory` None: sizes alone, nothing is clamped. `cold_bytes`: budget of the cold store, on the host."""
+    """`engine`: a spec of `capacity.engines`. `memory` None: sizes alone, nothing is clamped.
+
+    `cold_bytes`: budget of the cold store, on the host.
+    """
 
     model: ModelKV
-    rule: EngineRule
+    engine: str
     settings: CacheSettings
     type_k: str
     type_v: str
@@ -37,6 +40,7 @@ class Answer:
     """`allocation` is None where not even the smallest context fits."""
 
     question: Question
+    rule: EngineRule
     geometry: KVGeometry
     sizing: Sizing
     context: ResolvedContext
@@ -62,8 +66,8 @@ class Answer:
         has_memory = asked.memory is not None
         return {
             "arch": asked.model.arch,
-            "engine": asked.rule.name,
-            "rule": f"{asked.rule.name}: {asked.rule.text}",
+            "engine": asked.engine,
+            "rule": f"{self.rule.name}: {self.rule.text}",
             "model_max": asked.model.model_max,
             "context_limit": context.model_max,
             "request": context.request,
@@ -104,7 +108,8 @@ def answer(question: Question) -> Answer:
     """Raises CapacityError for what the engine would refuse, and where no context is known to start from."""
     model, settings = question.model, question.settings
     geometry = model.geometry.stored_as(question.type_k, question.type_v)
-    sizing = Sizing(geometry, question.rule, settings)
+    rule = engine_rule(question.engine)
+    sizing = Sizing(geometry, rule, settings)
     limit = model.model_max * (1 if settings.unified else settings.slots)
     if not limit:
         if question.request is None:
@@ -122,7 +127,7 @@ def answer(question: Question) -> Answer:
     )
     served = int(context.effective)
     allocation = sizing.allocate(served) if served else None
-    return Answer(question, geometry, sizing, context, allocation, _notes(question, served, allocation))
+    return Answer(question, rule, geometry, sizing, context, allocation, _notes(question, served, allocation))
 
 
 def _cold_tokens(geometry: KVGeometry, cold_bytes: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["FINGERPRINT_PARTS", "fingerprint", "fingerprint_difference"]
+__all__ = ["FINGERPRINT_PARTS", "fingerprint", "fingerprint_difference", "has_weights"]
 
 FINGERPRINT_PARTS: Final = ("architecture", "tensor shapes", "tokenizer", "file size", "header", "weights")
 """What the parts, separated by `/`, are taken over. Logs of version 0.1 have the first five."""
@@ -45,6 +45,11 @@ def fingerprint_difference(recorded: str, given: str) -> tuple[str, ...]:
         return () if recorded == given else ("the form of the fingerprint",)
     pairs = zip(FINGERPRINT_PARTS, parts, others, strict=False)
     return tuple(f"{name} ({a}, given {b})" for name, a, b in pairs if a != b)
+
+
+def has_weights(recorded: str) -> bool:
+    """Does a fingerprint say anything of the weights? Those of older logs do not."""
+    return len(recorded.split("/")) != len(FINGERPRINT_PARTS) - 1
 
 
 def _sample(file: Path, tensors: Sequence[Any]) -> Any:

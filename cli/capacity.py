@@ -93,13 +93,12 @@ def capacity(
     from kvtape.capacity.sizes import parse_size
     from kvtape.cli.output import emit
 
-    rule = engine_rule(engine)
+    default_type = "u8" if engine_rule(engine).name.startswith("openvino") else "f16"
     settings = CacheSettings(slots, unified, batch, ubatch, flash_attn, swa_full, snapshots)
     subject = _subject(model, metadata)
-    default_type = "u8" if rule.name.startswith("openvino") else "f16"
     question = Question(
         model=subject,
-        rule=rule,
+        engine=engine,
         settings=settings,
         type_k=kv_type_k or kv_type or default_type,
         type_v=kv_type_v or kv_type or default_type,

@@ -73,7 +73,7 @@ def _axes(frame: _Frame) -> Iterable[str]:
 
 def _legend(found: Answer) -> Iterable[str]:
     asked = found.question
-    title = f"KV cache of {asked.model.arch}, {asked.type_k}/{asked.type_v}, {asked.rule.name}"
+    title = f"KV cache of {asked.model.arch}, {asked.type_k}/{asked.type_v}, {found.rule.name}"
     yield _text(_LEFT, 20, title, "start", "#111")
     yield _text(_LEFT, 40, "allocated", "start", _ALLOCATED)
     yield _text(_LEFT + 72, 40, "ideal, one sequence", "start", _IDEAL)

@@ -12,7 +12,7 @@ from threadpoolctl import threadpool_limits
 from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import Engine
 from kvtape.backends.registry import open_engine as registry_open
-from kvtape.capacity.fingerprint import fingerprint_difference
+from kvtape.capacity.fingerprint import fingerprint_difference, has_weights
 from kvtape.capacity.model import read_model
 from kvtape.planner.events import Event
 from kvtape.planner.rows import RunRow, SessionRow, TokensRow
@@ -203,6 +203,12 @@ def _notes(stories: Sequence[Story], model: _Model) -> list[str]:
         f"session {s.session_id}: events were lost at seq {s.lost_at}; compared up to there"
         for s in stories
         if s.lost_at is not None
+    ]
+    notes += [
+        f"session {s.session_id}: its log is from before weights were part of a fingerprint; that they are the same is "
+        "not known"
+        for s in stories
+        if s.row.model_fingerprint is not None and not has_weights(s.row.model_fingerprint)
     ]
     if model.reason is not None:
         notes.append(

@@ -94,6 +94,7 @@ def test_windows_slots_types_and_engines(gemma: Path) -> None:
     old = asked("--metadata", gemma, "--engine", "llama.cpp@b5000")
     assert [p["part"] for p in old["caches"]] == ["full"]
     assert old["rule"].startswith("llama.cpp@b0:")
+    assert old["engine"] == "llama.cpp@b5000"
     whole = asked("--metadata", gemma, "--swa-full")
     assert [p["cells"] for p in whole["caches"]] == [32768, 32768]
 

@@ -291,6 +291,16 @@ def test_other_weights_under_the_same_header_are_another_model(model: Path, tmp_
         run(log_of(model), other)
 
 
+def test_an_older_log_is_compared_by_the_five_parts_it_has(model: Path) -> None:
+    five, _, weights = read_model(model).fingerprint.rpartition("/")
+    report = run(ScriptLog([long_session()], five), model)
+    assert report.equal
+    assert any("not known" in note and "weights" in note for note in report.notes)
+    assert not any("weights" in note for note in run(log_of(model), model).notes)
+    with pytest.raises(UsageError, match="the form of the fingerprint"):
+        run(ScriptLog([long_session()], f"{five}/{weights}/more"), model)
+
+
 @pytest.mark.parametrize(
     ("on", "error", "why"),
     [
