@@ -17,6 +17,7 @@ from kvtape.capacity.engines import Sizing, engine_rule
 from kvtape.capacity.layers import model_kv
 from kvtape.capacity.metadata import metadata_from_gguf
 from support.logged_sizes import LoggedCache, logged_caches
+from support.tiny_gemma4 import write_tiny_gemma4
 from support.tiny_gguf import write_tiny
 from support.tiny_latent import write_tiny_latent
 
@@ -35,6 +36,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "mamba": {"arch": "mamba", "n_embd": 256},
     "lfm2": {"arch": "lfm2", "kv_heads": (0, 2, 0, 4), "n_embd": 256, "n_head": 4, "head_dim": 64},
     "lfm2, windowed": {"arch": "lfm2", "kv_heads": (0, 2, 0, 2), "window": 64, **_WIDE},
+    "gemma4": {"shared": 3},
+    "gemma4 without shared layers": {"shared": 0},
     "latent": {"absorbed": True},
     "latent, expanded": {"absorbed": False},
 }
@@ -49,6 +52,8 @@ _folder = tempfile.TemporaryDirectory(prefix="kvtape-sizes-")
 def model_file(name: str) -> Path:
     path = Path(_folder.name) / f"{name}.gguf"
     shape = MODELS[name]
+    if "shared" in shape:
+        return write_tiny_gemma4(path, **shape)
     return write_tiny_latent(path, **shape) if "absorbed" in shape else write_tiny(path, **shape)
 
 

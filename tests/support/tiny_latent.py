@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from support.tiny_gguf import byte_bpe_vocabulary
 
-__all__ = ["write_tiny_latent"]
+__all__ = ["write_drawn", "write_small_vocabulary", "write_tiny_latent"]
 
 _EMBD, _FEED, _QUERY_RANK, _HEADS = 64, 128, 32, 4
 
@@ -34,19 +34,30 @@ def write_tiny_latent(
         writer.add_head_count_kv(_HEADS)
         writer.add_key_length(plain + rope)
         writer.add_value_length(value)
+    n_vocab = write_small_vocabulary(writer)
+    write_drawn(writer, _shapes(n_vocab, n_layer, rank, rope, plain, value, absorbed=absorbed))
+    return path
+
+
+def write_small_vocabulary(writer: gguf.GGUFWriter) -> int:
+    """The byte vocabulary with ten merges; the number of its tokens."""
     tokens, types, merges = byte_bpe_vocabulary(10)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     writer.add_token_merges(merges)
-    for name, shape in _shapes(len(tokens), n_layer, rank, rope, plain, value, absorbed=absorbed).items():
+    return len(tokens)
+
+
+def write_drawn(writer: gguf.GGUFWriter, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Draw a tensor of each shape (ones for vectors), write the file and close it."""
+    for name, shape in shapes.items():
         writer.add_tensor(name + ".weight", _draw(shape))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def _write_keys(writer: gguf.GGUFWriter, n_layer: int, rank: int, rope: int) -> None:
