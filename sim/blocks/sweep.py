@@ -79,6 +79,11 @@ def sweep(
     first = work.root_first if rules.order == "root_first" else work.root_last
     omitted = [b for b in wanted if b > first.filled] if rules.underfilled == "omit" else []
     wanted = [b for b in wanted if b not in omitted]
+    if not wanted:
+        raise CurveError(
+            f"{trace.name}: not one budget is full when measuring begins, after {first.filled} blocks; "
+            f"take smaller budgets, or rules that keep such ({rules.name} leaves them out)"
+        )
     measure = Measure(first, rules)
     points: list[Point] = []
     for choice in policies:
