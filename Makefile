@@ -23,12 +23,12 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/nu
 export OMP_WAIT_POLICY ?= passive
 export OPENBLAS_NUM_THREADS ?= 1
 
-STRICT := planner capacity traces backends eval replay cli testing
+STRICT := planner capacity traces backends eval replay sim cli testing
 
-.PHONY: help setup demo test check format docs bench contract soak clean
+.PHONY: help setup demo test check format docs bench bench-peers contract soak clean
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv and install kvtape with both engines and the demo model into it
 
@@ -68,6 +68,10 @@ docs: setup ## write the generated parts of the pages
 	$(BIN)/python docs/write_contract.py
 	$(BIN)/python -m kvtape.traces.document docs/log-schema.md
 	$(BIN)/python docs/write_sql.py
+
+bench-peers: setup ## kvtape curve beside its peers from PyPI, on a Mooncake trace (TRACE=F.jsonl)
+	@test -n "$(TRACE)" || { echo "name a Mooncake request trace: make bench-peers TRACE=conversation_trace.jsonl" >&2; exit 2; }
+	$(BIN)/python benchmarks/peers/run.py "$(TRACE)"
 
 bench: setup ## measure what the documents promise
 	$(BIN)/python benchmarks/run.py
