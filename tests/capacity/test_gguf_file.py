@@ -102,15 +102,20 @@ def test_a_file_cut_in_its_weights_is_refused(tmp_path: Path) -> None:
 
 
 _PROBE = """
-import resource, sys, time
+import sys, time
+from pathlib import Path
 from kvtape.capacity.gguf_file import open_gguf
 import gguf
 start = time.process_time()
 reader = open_gguf(sys.argv[1])
-print(time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, len(reader.tensors))
+taken = time.process_time() - start
+# Not ru_maxrss, which a process inherits from the one that started it.
+peak = next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+print(taken, peak, len(reader.tensors))
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the peak of memory is read from /proc")
 def test_a_30_gb_file_costs_less_than_a_second_and_100_mb(tmp_path: Path) -> None:
     """Sparse weights of 30 GB behind a header with a vocabulary of 150,000 tokens."""
     path = tmp_path / "large.gguf"
@@ -130,5 +135,4 @@ def test_a_30_gb_file_costs_less_than_a_second_and_100_mb(tmp_path: Path) -> Non
     seconds, peak, tensors = done.stdout.split()
     assert int(tensors) == 300
     assert float(seconds) < 1.0
-    kilobytes = int(peak) // (1 if sys.platform == "linux" else 1024)
-    assert kilobytes < 100_000
+    assert int(peak) < 100_000  # kB
