@@ -153,7 +153,7 @@ def test_pytest_writes_what_ran_and_what_was_left_out(tmp_path: Path) -> None:
         "test_a_backend_that_cannot_count_is_labelled",
         "test_every_identity_was_held_against_a_row",
     ]
-    assert evidence.deselected["I4"] == 10
+    assert evidence.deselected["I4"] >= 10
     assert evidence.count("I4").passed == 2
 
 
