@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvtape.capacity.allocation import Allocation, CacheSettings, EngineRule
 from kvtape.capacity.engines import Sizing, engine_rule
@@ -15,6 +16,8 @@ from kvtape.capacity.resolve import MemoryBudget, ResolvedContext, ServedTokens,
 __all__ = ["Answer", "Question", "answer"]
 
 MIB = 2**20
+_UNBOUNDED: Final = 2**40
+"""Tokens that no memory holds, if the cache grows by as little as a byte a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +119,9 @@ def answer(question: Question) -> Answer:
             raise CapacityError("the model does not say its trained context (context_length); give one with --ctx")
         limit = int(question.request)
     memory = question.memory
-    fit = (lambda _: limit) if memory is None else sizing.fit(limit)
     context = resolve(
         limit,
-        fit,
+        (lambda _: limit) if memory is None else _fit(sizing, limit),
         MemoryBudget(free=0) if memory is None else memory,
         question.request,
         hot_limit=question.hot_limit,
@@ -128,6 +130,17 @@ def answer(question: Question) -> Answer:
     served = int(context.effective)
     allocation = sizing.allocate(served) if served else None
     return Answer(question, rule, geometry, sizing, context, allocation, _notes(question, served, allocation))
+
+
+def _fit(sizing: Sizing, limit: int) -> Callable[[int], int]:
+    """What the memory holds, whatever the model was trained for; `limit` where nothing grows with the context."""
+    unbounded = sizing.fit(_UNBOUNDED)
+
+    def fit(budget: int) -> int:
+        found = unbounded(budget)
+        return limit if found == _UNBOUNDED else found
+
+    return fit
 
 
 def _cold_tokens(geometry: KVGeometry, cold_bytes: int) -> int:

@@ -68,6 +68,20 @@ def test_what_a_memory_holds(qwen: Path) -> None:
     assert larger["clamp_reason"] == "request_exceeds_memory_budget"
 
 
+def test_memory_for_more_than_the_model_was_trained_for(qwen: Path, tmp_path: Path) -> None:
+    body = asked("--metadata", qwen, "--memory", "100GiB", "--weights", "1GiB", "--ctx", 4096)
+    room = int(100 * 2**30 * 0.9) - 2**30
+    assert body["memory_tokens"] == room // 28_672 // 256 * 256 > body["model_max"] == 32768
+    assert (body["effective"], body["clamp_reason"]) == (4096, None)
+    states = {"block_count": 4, "embedding_length": 256, "context_length": 2048}
+    states |= {"ssm.conv_kernel": 4, "ssm.inner_size": 512, "ssm.state_size": 16}
+    path = tmp_path / "mamba.json"
+    path.write_text(json.dumps({"general.architecture": "mamba"} | {f"mamba.{k}": v for k, v in states.items()}))
+    body = asked("--metadata", path, "--memory", "1GiB")
+    assert (body["memory_tokens"], body["effective"]) == (2048, 2048)
+    assert asked("--metadata", path, "--memory", "100KiB")["memory_tokens"] == 0
+
+
 def test_reserve_limit_hot_and_cold(qwen: Path) -> None:
     body = asked(
         *("--metadata", qwen, "--memory", "4GiB", "--reserve", "1GiB", "--limit", "1GiB", "--reserved", "500MiB"),
