@@ -306,7 +306,8 @@ class Session(GuardedSession):
     def explain(self) -> Explanation:
         """The whole account: works on open, fatal and closed sessions alike."""
         fatal = self._fatal
-        return explain(self._parts, None if fatal is None else fatal.cause_message, self._closed, self._restore_cost)
+        told = None if fatal is None else f"{fatal.fatal_class}: {fatal.cause_message}"
+        return explain(self._parts, told, self._closed, self._restore_cost)
 
     # -- the steps -----------------------------------------------------------------------------------------------
 

@@ -298,7 +298,7 @@ def test_fatal_keeps_the_first_cause_and_closes_the_context_once() -> None:
     assert len(toy.operations) == calls
     session.close()
     assert [str(e.op) for e in sink.events[-2:]] == ["fatal", "close"]
-    assert session.explain().fatal is not None
+    assert session.explain().fatal == "decode_failed: planted in decode"
 
 
 def test_an_exception_nobody_planned_is_fatal_too() -> None:
