@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,9 +12,12 @@ from kvtape.cli.args import AsJson
 if TYPE_CHECKING:
     from kvtape.cli.output import Section
     from kvtape.sim.blocks.block_trace import BlockTrace
-    from kvtape.sim.blocks.sweep import Curve
+    from kvtape.sim.blocks.sweep import Curve, Point
 
 __all__ = ["curve"]
+
+_MOST_ROWS = 100
+"""A curve of all budgets has thousands of rows: people see the default budgets, JSON has them all."""
 
 
 def curve(
@@ -28,7 +31,11 @@ def curve(
     ] = None,
     budget_blocks: Annotated[
         str | None,
-        typer.Option("--budget-blocks", metavar="N,N,...", help="Budgets in blocks; default: powers of two."),
+        typer.Option(
+            "--budget-blocks",
+            metavar="N,N,...",
+            help="Budgets in blocks, or all (lru and opt); default: powers of two.",
+        ),
     ] = None,
     rules: Annotated[
         str, typer.Option("--rules", metavar="NAME", help="kvtape, kvcache-simulator or libcachesim.")
@@ -75,7 +82,7 @@ def curve(
 
     chosen = rules_named(rules).varied(weighting=weighting, prefix=prefix, warmup=warmup, in_flight=in_flight)
     policies = [choose_policy(text) for text in dict.fromkeys(policy or ["fifo", "lru", "opt"])]
-    budgets = None if budget_blocks is None else _budgets(budget_blocks)
+    budgets = _budgets(budget_blocks)
     trace = _trace(source, format_name, block_tokens)
     with progress("curve") as bar:
         found = sweep(trace, chosen, policies, budgets, progress=bar.update)
@@ -85,9 +92,13 @@ def curve(
     emit("curve", body, _sections(trace, found), as_json=as_json)
 
 
-def _budgets(text: str) -> list[int]:
+def _budgets(text: str | None) -> list[int] | Literal["all"] | None:
     from kvtape.sim.blocks.errors import CurveError
 
+    if text is None:
+        return None
+    if text == "all":
+        return "all"
     parts = [part.strip() for part in text.split(",")]
     wrong = next((p for p in parts if not (p.isascii() and p.isdigit() and len(p) < 16 and int(p))), None)
     if wrong is not None:
@@ -126,7 +137,7 @@ def _draw(path: Path, found: Curve) -> None:
     write_whole(path, curve_svg(found))
 
 
-def _body(trace: BlockTrace, found: Curve, policies: list[str], budgets: list[int] | None) -> dict[str, Any]:
+def _body(trace: BlockTrace, found: Curve, policies: list[str], budgets: list[int] | str | None) -> dict[str, Any]:
     from dataclasses import asdict
 
     from kvtape.cli.output import report_digest
@@ -153,11 +164,14 @@ def _body(trace: BlockTrace, found: Curve, policies: list[str], budgets: list[in
 
 def _sections(trace: BlockTrace, found: Curve) -> list[Section]:
     from kvtape.cli.output import Section
+    from kvtape.sim.blocks.sweep import default_budgets
 
     names = list(dict.fromkeys(point.policy for point in found.points))
-    rates = {(p.policy, p.budget_blocks): p.hit_rate for p in found.points}
+    curves = {name: [p for p in found.points if p.policy == name] for name in names}
     budgets = sorted({p.budget_blocks for p in found.points})
-    rows = [(b, b * trace.block_tokens, *(_percent(rates[name, b]) for name in names)) for b in budgets]
+    if len(budgets) > _MOST_ROWS:
+        budgets = default_budgets(found.n_blocks)
+    rows = [(b, b * trace.block_tokens, *(_percent(_rate_at(curves[name], b)) for name in names)) for b in budgets]
     title = f"hit rate of {trace.n_requests} requests, {found.n_blocks} distinct blocks of {trace.block_tokens} tokens"
     about: list[tuple[str, Any]] = [(key, value) for key, value in found.rules.as_dict().items()]
     about += [("ceiling", _percent(found.ceiling)), ("measured requests", found.measured_requests)]
@@ -166,6 +180,14 @@ def _sections(trace: BlockTrace, found: Curve) -> list[Section]:
     if trace.without_blocks:
         about.append(("requests without blocks", f"{trace.without_blocks}, left out"))
     return [Section(title, ("blocks", "tokens", *names), rows), Section("rules", ("rule", "value"), about)]
+
+
+def _rate_at(curve: list[Point], budget: int) -> float:
+    """Of the largest budget there is that is not above `budget`; 0 where there is none."""
+    from bisect import bisect_right
+
+    at = bisect_right(curve, budget, key=lambda point: point.budget_blocks)
+    return curve[at - 1].hit_rate if at else 0.0
 
 
 def _percent(rate: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -12,9 +13,11 @@ from kvtape.sim.blocks.arrival import Fifos
 from kvtape.sim.blocks.block_trace import BlockTrace
 from kvtape.sim.blocks.clairvoyant import hits_of, intervals_held, intervals_single, kept
 from kvtape.sim.blocks.errors import CurveError
+from kvtape.sim.blocks.every_budget import least_rooms
 from kvtape.sim.blocks.measure import Measure
 from kvtape.sim.blocks.policies.registry import PolicyChoice
 from kvtape.sim.blocks.policies.running import run_policy
+from kvtape.sim.blocks.recency import NEVER
 from kvtape.sim.blocks.recent import least_budgets, rooms_short_by_one
 from kvtape.sim.blocks.rules import Rules
 
@@ -64,15 +67,18 @@ def sweep(
     trace: BlockTrace,
     rules: Rules,
     policies: Sequence[PolicyChoice],
-    budgets: Sequence[int] | None = None,
+    budgets: Sequence[int] | Literal["all"] | None = None,
     *,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Curve:
     """Rows by policy in the order given, then by budget. Budgets are in blocks; None takes `default_budgets`.
 
+    `all` has lru and opt only, whose hits at every budget come out of one pass: a row wherever the hits change.
     Raises CurveError for a budget below 1, or when nothing is left to measure; PolicyBroken.
     """
     work = Workload(trace, rules)
+    if budgets == "all":
+        return _every(trace, work, rules, policies)
     wanted = sorted(set(budgets)) if budgets is not None else default_budgets(work.n_blocks)
     if not wanted or wanted[0] < 1:
         raise CurveError(f"budget {wanted[0] if wanted else '(none)'}: a cache holds at least one block")
@@ -93,15 +99,56 @@ def sweep(
             if progress is not None:
                 progress(len(points) + len(hits), len(policies) * len(wanted), choice.name)
         points += [Point(choice.name, b, measure.rate(hits[b]), hits[b], b <= first.filled) for b in wanted]
+    return _curve(work, first, rules, points, omitted)
+
+
+def _curve(work: Workload, a: Accesses, rules: Rules, points: list[Point], omitted: list[int]) -> Curve:
+    measure = Measure(a, rules)
     return Curve(
         rules=rules,
         points=points,
-        ceiling=measure.rate(measure.hits(first.before >= 0)),
+        ceiling=measure.rate(measure.hits(a.before >= 0)),
         total=measure.total,
         n_blocks=work.n_blocks,
-        measured_requests=first.n_requests - first.warmup,
+        measured_requests=a.n_requests - a.warmup,
         omitted=omitted,
     )
+
+
+def _every(trace: BlockTrace, work: Workload, rules: Rules, policies: Sequence[PolicyChoice]) -> Curve:
+    first = work.root_first if rules.order == "root_first" else work.root_last
+    last = first.filled if rules.underfilled == "omit" else work.n_blocks
+    points: list[Point] = []
+    for choice in policies:
+        if choice.name not in ("lru", "opt"):
+            raise CurveError(
+                f"policy {choice.name}: no pass gives it all budgets at once; name some, or take lru and opt"
+            )
+        measure = Measure(first, rules)
+        for budget, hits in _steps(work, first, rules, choice):
+            if budget <= last:
+                points.append(Point(choice.name, budget, measure.rate(hits), hits, budget <= first.filled))
+    return _curve(work, first, rules, points, [])
+
+
+def _steps(work: Workload, a: Accesses, rules: Rules, choice: PolicyChoice) -> Iterator[tuple[int, int]]:
+    """(budget, hits) at the budgets where the hits change, rising."""
+    held = rules.in_flight == "held"
+    if choice.name == "opt":
+        intervals = intervals_held(a) if held else intervals_single(a, bypass=rules.bypass)
+        rooms = least_rooms(intervals)
+        least = np.where(rooms < 0, NEVER, np.maximum(rooms + intervals.spare, 1))
+        at, hits = Measure(a, rules).hits_by_budget(least)
+        yield from zip(at.tolist(), hits.tolist(), strict=True)
+        return
+    a = work.root_last if held else a
+    at, _ = Measure(a, rules).hits_by_budget(least_budgets(a, held=held))
+    budgets = {*at.tolist(), *(range(1, int(np.diff(a.starts).max())) if rules.overlong == "minus_one" else ())}
+    before = 0
+    for budget, n in _lru(a, rules, sorted(budgets)):
+        if n != before:
+            yield budget, n
+        before = n
 
 
 def _hits(

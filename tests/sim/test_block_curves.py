@@ -138,6 +138,15 @@ def test_no_policy_has_more_hits_than_opt(requests: list[list[int]], rules: Rule
         assert all(mine <= bound for mine, bound in zip(rates(requests, rules, policy, ALL_BUDGETS), best, strict=True))
 
 
+@given(request_lists, rules_of_any_kind, st.sampled_from(["lru", "opt"]))
+def test_one_pass_over_all_budgets_is_one_sweep_of_each(requests: list[list[int]], rules: Rules, policy: str) -> None:
+    trace = block_trace(requests)
+    steps = sweep(trace, rules, [choose_policy(policy)], "all").points
+    assert [p.budget_blocks for p in steps] == sorted({p.budget_blocks for p in steps})
+    each = rates(requests, rules, policy, ALL_BUDGETS)
+    assert [max((p.hits for p in steps if p.budget_blocks <= b), default=0) for b in ALL_BUDGETS] == each
+
+
 def leaf_lru(requests: list[list[int]], budget: int) -> list[list[bool]]:
     """LRU over a tree: goes the least recently used block that nothing stands behind and the request did not find."""
     cache: OrderedDict[tuple[int, ...], None] = OrderedDict()
@@ -209,3 +218,5 @@ def test_what_is_no_rule_is_refused() -> None:
         Rules(identity="id")
     with pytest.raises(CurveError, match="at least one block"):
         sweep(block_trace([[1]]), Rules(), [choose_policy("lru")], [0])
+    with pytest.raises(CurveError, match="fifo: no pass gives it all budgets at once"):
+        sweep(block_trace([[1]]), Rules(), [choose_policy("fifo")], "all")
