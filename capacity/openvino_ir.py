@@ -15,16 +15,11 @@ from kvtape.capacity.errors import ModelFileError
 from kvtape.capacity.geometry import KVGeometry, LayerGroup, LayerKind
 from kvtape.capacity.layers import ModelKV
 
-__all__ = ["is_openvino_model", "openvino_model_kv"]
+__all__ = ["openvino_model_kv"]
 
 _GRAPHS: Final = ("openvino_model.xml", "openvino_language_model.xml")
 _KEY = re.compile(r"key|cache_k|conv", re.IGNORECASE)
 _VALUE = re.compile(r"value|cache_v|ssm|recurrent|state", re.IGNORECASE)
-
-
-def is_openvino_model(path: Path) -> bool:
-    """Is this a folder with a language model's graph in it?"""
-    return path.is_dir() and any((path / name).is_file() for name in _GRAPHS)
 
 
 def openvino_model_kv(folder: str | Path) -> ModelKV:
