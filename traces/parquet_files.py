@@ -25,8 +25,12 @@ PARTITIONED = tuple(t for t in ROW_TABLES if "session_id" in t.columns and t.nam
 
 _DAYS = """
     CREATE TEMP TABLE days AS
-    SELECT run_id, session_id, strftime(make_timestamp((min(at_ns) // 1000)::BIGINT), '%Y-%m-%d') AS day
-    FROM events GROUP BY ALL
+    SELECT run_id, session_id, strftime(make_timestamp(((any_value(begun) + min(at_ns)) // 1000)::BIGINT), '%Y-%m-%d')
+        AS day
+    FROM events JOIN (
+        -- Imported events count from the run's beginning, which is a moment on the source's clock.
+        SELECT run_id, CASE WHEN kind = 'import' THEN started_at_ns ELSE 0 END AS begun FROM runs) USING (run_id)
+    GROUP BY ALL
 """
 
 

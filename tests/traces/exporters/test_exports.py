@@ -244,6 +244,14 @@ def test_parquet_is_read_by_anybody_and_by_kvtape(trace: Path, tmp_path: Path) -
         assert back.logical_digest() == digest
 
 
+def test_the_day_of_an_imported_session_is_that_of_its_source(tmp_path: Path) -> None:
+    azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59,374,44\n2023-11-17 00:00:01,1,1\n"
+    with imported(tmp_path, azure) as log:
+        export_log(log, "parquet", tmp_path / "out")
+    days = sorted(p.name for p in (tmp_path / "out" / "events").iterdir())
+    assert days == ["day=2023-11-16", "day=2023-11-17"]
+
+
 def test_nothing_is_written_over_and_a_failure_leaves_nothing(trace: Path, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.write_text("mine")

@@ -244,6 +244,15 @@ def test_what_happens_to_all_slots(tmp_path: Path) -> None:
     assert (refused.reason, refused.error_class) == ("kv_full", "allocator_exhausted")
 
 
+def test_a_prompt_that_is_too_long_is_refused_and_the_next_one_starts_clean(tmp_path: Path) -> None:
+    too_long = SLOT + "the request exceeds the available context size, try increasing it\n"
+    found = read(tmp_path, too_long + B3999)
+    events = events_of(found)["slot-0"]
+    assert [str(e.op) for e in events[:4]] == ["open", "refuse", "prompt", "prefill"]
+    assert (events[1].reason, events[1].error_class) == ("prompt_exceeds_context", "ContextOverflow")
+    assert fold(events).resident_tokens == 29
+
+
 def test_a_server_that_cannot_shift_is_marked(tmp_path: Path) -> None:
     line = "common_init_from_params: KV cache shifting is not supported for this context, disabling KV cache shifting\n"
     assert "reuse_disabled" in read(tmp_path, line + B3999).kinds
