@@ -16,18 +16,28 @@ import struct
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvtape.planner.fields import Field, Kind
 from kvtape.traces.schema import Table
 
-__all__ = ["column_bytes", "in_canonical_order", "table_bytes", "table_digest"]
+__all__ = [
+    "LISTS",
+    "NUMBERS",
+    "column_bytes",
+    "in_canonical_order",
+    "is_in_canonical_order",
+    "plain_array",
+    "table_bytes",
+    "table_digest",
+]
 
 Chunk = bytes | memoryview
 
-_NUMBERS: dict[Kind, str] = {"u64": "<u8", "i64": "<i8", "f64": "<f8"}
-_LISTS: dict[Kind, str] = {"tokens": "<i4", "floats": "<f4"}
+NUMBERS: dict[Kind, str] = {"u64": "<u8", "i64": "<i8", "f64": "<f8"}
+LISTS: dict[Kind, str] = {"tokens": "<i4", "floats": "<f4"}
 
 
 def table_digest(fields: Iterable[Field], rows: pa.Table) -> bytes:
@@ -49,11 +59,7 @@ def table_bytes(fields: Iterable[Field], rows: pa.Table) -> Iterator[Chunk]:
 
 def column_bytes(column: pa.ChunkedArray | pa.Array, field: Field) -> Iterator[Chunk]:
     """Validity and values of one column."""
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):  # an empty column keeps no chunk to combine
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = plain_array(column)
     if array.null_count == len(array):
         yield b"N"
         return
@@ -65,13 +71,21 @@ def column_bytes(column: pa.ChunkedArray | pa.Array, field: Field) -> Iterator[C
     yield from _values(array, field)
 
 
+def plain_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """One array without dictionary."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # an empty column keeps no chunk to combine
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
 def _values(array: pa.Array, field: Field) -> Iterator[Chunk]:
-    if field.kind in _LISTS:
+    if field.kind in LISTS:
         lengths = pc.fill_null(pc.list_value_length(array), 0)
         yield _fixed(lengths, "<u4")
-        yield _fixed(array.flatten(), _LISTS[field.kind])
-    elif field.kind in _NUMBERS:
-        yield _fixed(array, _NUMBERS[field.kind])
+        yield _fixed(array.flatten(), LISTS[field.kind])
+    elif field.kind in NUMBERS:
+        yield _fixed(array, NUMBERS[field.kind])
     elif field.kind == "bool":
         yield pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
     else:
@@ -96,10 +110,25 @@ def _text(array: pa.Array) -> Iterator[Chunk]:
 
 def in_canonical_order(table: Table, rows: pa.Table) -> pa.Table:
     """`rows` sorted by the table's order; returned as they are when they already are sorted."""
+    if is_in_canonical_order(table, rows):
+        return rows
+    return rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in table.order]))
+
+
+def is_in_canonical_order(table: Table, rows: pa.Table, *first: str) -> bool:
+    """Whether the rows go up by the columns `first` and then by the table's order, none of them equal to the next."""
     if rows.num_rows < 2:
-        return rows
-    order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in table.order])
-    indices = order.to_numpy()
-    if bool((indices[1:] > indices[:-1]).all()):
-        return rows
-    return rows.take(order)
+        return True
+    alike: npt.NDArray[np.bool_] = np.ones(rows.num_rows - 1, np.bool_)
+    for name in (*first, *table.order):
+        array = plain_array(rows.column(name))
+        before, after = array[:-1], array[1:]
+        if (alike & _flags(pc.greater(before, after))).any():
+            return False
+        alike &= _flags(pc.equal(before, after))
+    return not alike.any()
+
+
+def _flags(array: pa.Array) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = array.to_numpy(zero_copy_only=False)
+    return found

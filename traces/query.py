@@ -27,14 +27,16 @@ def select_arrow(
     params: Sequence[Any] = (),
     *,
     by_batch: bool = False,
+    ordered: bool = True,
     version: int = SCHEMA_VERSION,
 ) -> pa.Table:
-    """Columns of `table` plus `batch`, rows in canonical order, of batch after batch if asked.
+    """Columns of `table` plus `batch`, rows in canonical order or as they lie, of batch after batch if asked.
 
     Enumerations come as Arrow dictionaries. `version`: the schema version of the log; older rows are brought up.
     """
     columns = ", ".join(quoted(c) for c in (*table.columns, "batch")) if version == SCHEMA_VERSION else "*"
-    query = f"SELECT {columns} FROM {table.name} WHERE {where} {order_by(table, *(['batch'] if by_batch else []))}"
+    order = order_by(table, *(["batch"] if by_batch else [])) if ordered else ""
+    query = f"SELECT {columns} FROM {table.name} WHERE {where} {order}"
     rows = connection.sql(query, params=list(params)).to_arrow_table()
     return upcast(table.name, rows, version)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from kvtape.traces.chain import BatchSummary, recorded_spans
 from kvtape.traces.findings import Finding, FindingKind
 from kvtape.traces.schema import EVENTS, Table
 
-__all__ = ["check_rows"]
+__all__ = ["are_recorded", "check_rows"]
 
 _SHOWN = 5
 
@@ -47,9 +48,23 @@ def check_rows(table: Table, batch: int, summary: BatchSummary, rows: pa.Table) 
         yield Finding(FindingKind.ALTERED, detail, batch, table.name)
 
 
+def are_recorded(table: Table, summary: BatchSummary, count: int, digest: Callable[[], bytes]) -> bool:
+    """Whether `count` rows with this digest are what the batch recorded of the table."""
+    recorded = _recorded(summary, table)
+    if recorded is None or recorded[0] != count:
+        return recorded is None and count == 0
+    return count == 0 or digest().hex() == recorded[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _tables(text: str) -> dict[str, list[int | str]]:
+    found: dict[str, list[int | str]] = json.loads(text)
+    return found
+
+
 def _recorded(summary: BatchSummary, table: Table) -> tuple[int, str] | None:
     try:
-        entry = json.loads(summary.tables).get(table.name)
+        entry = _tables(summary.tables).get(table.name)
         return None if entry is None else (int(entry[0]), str(entry[1]))
     except (ValueError, TypeError, AttributeError, IndexError):
         return 0, ""  # the batch row itself is damaged, which the chain reports
