@@ -68,7 +68,7 @@ def curve(
     """Hit rate against budget: which policy keeps the blocks that prompts share.
 
     Prompts are lists of blocks; a budget is how many blocks the cache of all sessions holds. Default policies: fifo,
-    lru, and opt, which knows the future: nothing can do better. The rules stand in the report.
+    lru, and the bound: opt, which knows the future. The rules stand in the report.
 
     \b
     Example:
@@ -107,16 +107,17 @@ def _budgets(text: str | None) -> list[int] | Literal["all"] | None:
 
 
 def _trace(source: str, format_name: str, block_tokens: int | None) -> BlockTrace:
+    from kvtape.cli.args import log_place
     from kvtape.cli.files import is_database
 
-    if source != "-" and is_database(Path(source)):
+    if source != "-" and (source.startswith("parquet://") or Path(source).is_dir() or is_database(Path(source))):
         from kvtape.cli.logs import opened
         from kvtape.sim.blocks.errors import CurveError
         from kvtape.sim.blocks.from_log import read_log
 
         if format_name != "auto" or block_tokens is not None:
             raise CurveError(f"{source}: a log; --format and --block-tokens are for traces")
-        with opened(Path(source)) as log:
+        with opened(log_place(source)) as log:
             return read_log(log)
     from kvtape.cli.output import note
     from kvtape.sim.blocks.from_file import read_trace_file

@@ -59,6 +59,14 @@ def test_a_log_gives_what_its_trace_gives(trace: Path, tmp_path: Path) -> None:
     assert of_log["source_digest"] != of_trace["source_digest"]
 
 
+def test_parquet_files_of_a_log_are_a_log_too(tmp_path: Path) -> None:
+    with imported(tmp_path, ROWS, "sample"):
+        pass
+    log, out = tmp_path / "sample.duckdb", tmp_path / "parquet"
+    assert kvtape("export", log, "--format", "parquet", "--out", out).code == 0
+    assert report(f"parquet://{out}")["rows"] == report(log)["rows"]
+
+
 def test_reports_and_pictures_are_one_sequence_of_bytes(trace: Path, tmp_path: Path) -> None:
     policies = [
         x for p in ("fifo", "lru", "lfu", "arc", "s3fifo", "sieve", "w-tinylfu", "opt") for x in ("--policy", p)
@@ -78,6 +86,17 @@ def test_a_trace_comes_on_stdin_too(trace: Path) -> None:
     ran = kvtape_process(["curve", "-", "--json"], stdin=trace.read_bytes())
     assert ran.code == 0, ran.err
     assert json.loads(ran.out)["rows"] == report(trace)["rows"]
+
+
+def test_all_budgets_are_rows_where_the_rate_changes(trace: Path) -> None:
+    steps = report(trace, "--policy", "lru", "--policy", "opt", "--budget-blocks", "all")["rows"]
+    each = report(trace, "--policy", "lru", "--policy", "opt", "--budget-blocks", "1,2,3,4,5")["rows"]
+    for row in each:
+        known = [
+            s["hits"] for s in steps if s["policy"] == row["policy"] and s["budget_blocks"] <= row["budget_blocks"]
+        ]
+        assert max(known, default=0) == row["hits"]
+    assert kvtape("curve", trace, "--budget-blocks", "all").code == 2
 
 
 def test_people_get_a_table_and_the_rules(trace: Path) -> None:
