@@ -1,7 +1,4 @@
-"""Record a session without any engine: python examples/record_toy.py new.duckdb
-
-The toy backend of `kvtape.testing` computes for real, so the log has every kind of event; its clock counts calls.
-"""
+"""Record two sessions without any engine, on the toy backend: python examples/record_toy.py new.duckdb"""
 
 import sys
 
@@ -16,8 +13,7 @@ from kvtape.traces.recorder import Recorder
 class CountingClock:
     """A microsecond passes with every look at it."""
 
-    def __init__(self) -> None:
-        self.ns = 0
+    ns = 0
 
     def now_ns(self) -> int:
         self.ns += 1000
@@ -30,26 +26,15 @@ def text(start: int, n: int) -> list[int]:
 
 
 def record(log: str) -> None:
-    clock = CountingClock()
-    run = RunRow(
-        run_id="toy-run",
-        kind="live",
-        config_digest="",
-        config="{}",
-        kvtape_version="0.1.0",
-        engine_versions="{}",
-        started_at_ns=clock.now_ns(),
-    )
+    clock, config = CountingClock(), SessionConfig(n_ctx=96, chunk=32, cold_budget_tokens=64)
+    about = {"config_digest": "", "config": "{}", "kvtape_version": "0.1.0", "engine_versions": "{}"}
+    run = RunRow(run_id="toy-run", kind="live", started_at_ns=clock.now_ns(), **about)
     recorder = Recorder(log, run, clock=clock)
-    config = SessionConfig(n_ctx=96, chunk=32, cold_budget_tokens=64)
-    question, longer, other = text(1, 80), text(1, 140), text(2, 40)
-    for name, policy, prompts in (
-        ("chat", "stream:sink=4,recent=44,block=16", (question, longer, longer)),
-        ("pinned", "class:budget=64,block=16", (question, text(1, 88), other)),
-    ):
-        with Session(
-            open_toy(config), parse_policy(policy), recorder, clock, run_id=run.run_id, session_id=name
-        ) as session:
+    chat = ("chat", "stream:sink=4,recent=44,block=16", (text(1, 80), text(1, 140), text(1, 140)))
+    pinned = ("pinned", "class:budget=64,block=16", (text(1, 80), text(1, 88), text(2, 40)))
+    for name, policy, prompts in (chat, pinned):
+        session = Session(open_toy(config), parse_policy(policy), recorder, clock, run_id=run.run_id, session_id=name)
+        with session:
             for prompt in prompts:
                 session.ensure_prefix(prompt)
                 session.decode(12)

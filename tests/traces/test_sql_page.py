@@ -107,7 +107,7 @@ def test_the_cells_of_the_notebook_run(logs: dict[str, Path], name: str, monkeyp
         setattr(stand_in, attribute, value)
     monkeypatch.setitem(sys.modules, "marimo", stand_in)
     monkeypatch.setattr(sys, "argv", ["notebook.py", str(logs[name])])
-    found = runpy.run_path(str(ROOT / "examples" / "notebook.py"))["app"].results()
+    found = runpy.run_path(str(ROOT / "examples" / "notebook" / "notebook.py"))["app"].results()
     try:
         query = f"FROM turns WHERE session_id = '{found['session'].value}'"
         assert len(found["turns_rows"]) == len(found["log"].sql(query).fetchall()) > 0

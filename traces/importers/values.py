@@ -15,7 +15,10 @@ from kvtape.traces.importers.source import Source
 
 __all__ = ["MS", "NS", "SECOND", "US", "block_ids", "check_block_count", "count", "duration_ns", "whole"]
 
-NS, US, MS, SECOND = 1, 1_000, 1_000_000, 1_000_000_000
+NS = 1
+US = 1_000
+MS = 1_000_000
+SECOND = 1_000_000_000
 """Nanoseconds in a unit."""
 
 _WHOLE = "write it as a whole number in digits"

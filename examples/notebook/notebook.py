@@ -1,4 +1,4 @@
-"""A marimo notebook over a log, without kvtape: marimo edit examples/notebook.py -- LOG.duckdb"""
+"""A marimo notebook over a log, without kvtape: marimo edit examples/notebook/notebook.py -- LOG.duckdb"""
 
 import marimo
 
