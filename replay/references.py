@@ -39,7 +39,7 @@ class References:
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvtape-reference")
         self._futures: dict[_Key, Future[_Reference]] = {}
-        for i in range(len(stories)):
+        for i in (i for i, story in enumerate(stories) if not story.surrogate):
             for way in sorted(set(ways)):
                 self._future(i, way, True)
 

@@ -21,6 +21,7 @@ from kvtape.replay.references import References
 from kvtape.replay.report import BackendReport, ReplayReport, SessionReport
 from kvtape.replay.runner import Progress, SessionRun, run_session
 from kvtape.replay.story import Divergence, Story, read_story
+from kvtape.replay.surrogates import text_ids, with_surrogates
 from kvtape.replay.targets import Target, parse_target
 from kvtape.replay.verdicts import SessionNumbers, below_gate, between_backends, session_numbers
 from kvtape.replay.weights import ModelNotCovered, Weights
@@ -56,9 +57,10 @@ def replay(
 ) -> ReplayReport:
     """Replay the default run of `log` on each target spec.
 
-    Raises SpecError and UsageError for what is asked wrongly (no target, no model, a log without content or of
-    another model), EnvironmentProblem where an engine is missing, UnsupportedOperation where one cannot follow on
-    this way. What an engine does wrong is in the report.
+    A session without content is replayed with surrogate tokens. Raises SpecError and UsageError for what is asked
+    wrongly (no target, no model, a log with neither content nor hashes, or of another model), EnvironmentProblem where
+    an engine is missing, UnsupportedOperation where one cannot follow on this way. What an engine does wrong is in the
+    report.
     """
     parsed = [parse_target(text) for text in targets]
     if not parsed:
@@ -66,15 +68,11 @@ def replay(
     if model_path is None:
         raise UsageError("a replay needs the model that was recorded; give its file with --model")
     run = log.default_run()
-    stories = [
-        read_story(row, log.events(run.run_id, row.session_id), log.tokens(run.run_id, row.session_id))
-        for row in log.sessions(run.run_id)
-    ]
-    if not stories:
+    rows = log.sessions(run.run_id)
+    if not rows:
         raise UsageError(f"run {run.run_id} has no session to replay")
     model = _Model(Path(model_path))
-    for story in stories:
-        _require_same_model(story.row, model)
+    stories = [_story(log, run.run_id, row, model) for row in rows]
     digest = log.logical_digest(run.run_id)
     if model.weights is None:
         done = [_run_target(target, stories, model, open_engine, progress) for target in parsed]
@@ -89,6 +87,16 @@ def replay(
             [session_numbers(references, i, d.target, session) for i, session in enumerate(d.runs)] for d in done
         ]
     return _report(run, digest, stories, done, model, gate or Gate(), numbers)
+
+
+def _story(log: RecordedLog, run_id: str, row: SessionRow, model: _Model) -> Story:
+    """The session, with surrogates where the log has no content."""
+    _require_same_model(row, model)
+    events, tokens = log.events(run_id, row.session_id), log.tokens(run_id, row.session_id)
+    if all(entry.tokens is not None for entry in tokens.values()):
+        return read_story(row, events, tokens)
+    ids = text_ids(model.path, read_model(model.path).n_vocab)
+    return read_story(row, events, with_surrogates(row.session_id, events, tokens, ids), surrogate=True)
 
 
 class _Model:
@@ -200,6 +208,12 @@ def _session(
 
 def _notes(stories: Sequence[Story], model: _Model) -> list[str]:
     notes = [
+        f"session {s.session_id}: no content in the log; replayed with surrogate tokens drawn from its keyed hashes: "
+        "residency and the identity of surrogates are checked, logits are not compared"
+        for s in stories
+        if s.surrogate
+    ]
+    notes += [
         f"session {s.session_id}: events were lost at seq {s.lost_at}; compared up to there"
         for s in stories
         if s.lost_at is not None

@@ -72,7 +72,9 @@ class _Run:
         self._story, self._target, self._backend = story, target, backend
         remove_tail = backend.capabilities.remove_tail
         self._lineage = LineageBuilder(target.lineage_way, remove_tail=remove_tail)
-        self._performer = Performer(backend, self._lineage, plan_checkpoints(story.events), story.tokens)
+        # What a model makes of drawn tokens says nothing of what it made of the recorded ones.
+        places = frozenset[Checkpoint]() if story.surrogate else plan_checkpoints(story.events)
+        self._performer = Performer(backend, self._lineage, places, story.tokens)
         self._judge = Judge(weights, story.distinct_tokens(), tolerances)
         self._result = SessionRun(tolerances, f"{backend.config.kv_type_k}/{backend.config.kv_type_v}", remove_tail)
         self._alive = True

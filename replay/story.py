@@ -49,7 +49,7 @@ class Divergence:
 class Story:
     """`states[i]` is the fold after `events[i]`; events end where the log itself diverges or lost events begin.
 
-    `n_events`: how many the log has.
+    `n_events`: how many the log has. `surrogate`: its tokens were drawn, for the log has no content.
     """
 
     row: SessionRow
@@ -59,6 +59,7 @@ class Story:
     tokens: Mapping[int, tuple[int, ...]]
     divergence: Divergence | None
     lost_at: int | None
+    surrogate: bool = False
 
     @property
     def session_id(self) -> str:
@@ -73,7 +74,9 @@ class Story:
         return Divergence(self.session_id, event.seq, event.op, backend, finding, context)
 
 
-def read_story(row: SessionRow, events: Sequence[Event], tokens: Mapping[int, TokensRow]) -> Story:
+def read_story(
+    row: SessionRow, events: Sequence[Event], tokens: Mapping[int, TokensRow], *, surrogate: bool = False
+) -> Story:
     """Fold a session and compare its recorded digests. Raises UsageError where token content is missing."""
     _require_content(row, tokens)
     states: list[ResidencyState] = []
@@ -91,7 +94,7 @@ def read_story(row: SessionRow, events: Sequence[Event], tokens: Mapping[int, To
             break
         states.append(after)
     ids = {seq: entry.tokens for seq, entry in tokens.items() if entry.tokens is not None}
-    return Story(row, len(events), tuple(events[: len(states)]), tuple(states), ids, divergence, lost_at)
+    return Story(row, len(events), tuple(events[: len(states)]), tuple(states), ids, divergence, lost_at, surrogate)
 
 
 def _fold(

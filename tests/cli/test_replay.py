@@ -105,9 +105,12 @@ def test_a_target_that_cannot_be(log: Path, model: Path, spec: str, code: int, w
     assert words in ran.err
 
 
-def test_a_log_without_content_names_the_remedy(model: Path, tmp_path: Path) -> None:
+def test_a_log_without_content_is_replayed_with_surrogates_and_says_so(model: Path, tmp_path: Path) -> None:
     log = tmp_path / "a.duckdb"
     assert record(model, log).code == 0
     ran = replay(log, model, "llama")
-    assert ran.code == 2
-    assert "--content" in ran.err
+    assert ran.code == 0, ran.err
+    body = json.loads(ran.out)
+    assert body["equal"]
+    assert body["backends"][0]["mean_kl"] is None
+    assert "surrogate tokens" in body["notes"][0]

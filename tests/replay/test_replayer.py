@@ -272,10 +272,12 @@ def test_an_ability_that_is_missing_names_the_other_way(model: Path) -> None:
 # -- asked wrongly ---------------------------------------------------------------------------------------------------
 
 
-def test_a_log_without_content_says_what_to_do(model: Path) -> None:
+def test_a_log_with_neither_content_nor_hashes_says_what_to_do(model: Path) -> None:
     log = log_of(model)
     log.drop_content("s0")
-    with pytest.raises(UsageError, match=r"session s0: its tokens are not in the log.*record with --content"):
+    with pytest.raises(
+        UsageError, match=r"session s0, seq 1: neither its tokens nor their hashes.*record with --content"
+    ):
         run(log, model)
 
 
