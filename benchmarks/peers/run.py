@@ -126,7 +126,9 @@ def write_oracle(trace: BlockTrace, path: Path) -> Path:
     record = np.dtype([("time", "<u4"), ("id", "<u8"), ("size", "<u4"), ("next", "<i8")])
     rows = np.zeros(len(a), record)
     rows["time"], rows["id"], rows["size"] = a.request, a.blocks + 1, 1
-    rows["next"] = np.where(a.after == len(a), -1, a.after + 1)
+    again = np.flatnonzero(a.before >= 0)
+    rows["next"] = -1
+    rows["next"][a.before[again]] = again + 1
     rows.tofile(path)
     return path
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from kvtape.sim.blocks.block_trace import BlockTrace, Ints
+from kvtape.sim.blocks.block_trace import BlockTrace, Ints, index_kind
 from kvtape.sim.blocks.identity import by_first_use, path_codes
 from kvtape.sim.blocks.rules import Rules
 
@@ -19,8 +19,8 @@ class Accesses:
     """All arrays are [accesses] in the order in which a request's blocks are admitted, but `starts` [requests + 1].
 
     `blocks`: dense codes. `request`, `depth`: which request and which of its blocks, from 0. `tokens`: of the block.
-    `before`, `after`: index of the last and the next access of the same block; -1 and the number of accesses where
-    there is none. `n_blocks`: distinct blocks. `warmup`: requests that are not measured.
+    `before`: index of the last access of the same block, -1 where there is none. `n_blocks`: distinct blocks.
+    `warmup`: requests that are not measured.
     """
 
     blocks: Ints
@@ -28,7 +28,6 @@ class Accesses:
     depth: Ints
     tokens: Ints
     before: Ints
-    after: Ints
     starts: Ints
     n_blocks: int
     warmup: int
@@ -60,30 +59,32 @@ class Workload:
     @cached_property
     def root_first(self) -> Accesses:
         """Each request's first block is admitted first."""
-        counts = np.diff(self._starts)
-        request = np.repeat(np.arange(len(counts)), counts)
-        depth = np.arange(len(self._blocks)) - self._starts[request]
+        request, depth = self._places()
         return self._accesses(self._blocks, request, depth, self._tokens)
 
     @cached_property
     def root_last(self) -> Accesses:
         """Each request's first block is admitted last, and so is what a policy that goes by recency keeps longest."""
-        counts = np.diff(self._starts)
-        request = np.repeat(np.arange(len(counts)), counts)
-        depth = self._starts[request + 1] - 1 - np.arange(len(self._blocks))
+        request, place = self._places()
+        depth = np.repeat(np.diff(self._starts).astype(place.dtype), np.diff(self._starts)) - 1 - place
         turn = self._starts[request] + depth
         return self._accesses(self._blocks[turn], request, depth, self._tokens[turn])
 
     def _accesses(self, blocks: Ints, request: Ints, depth: Ints, tokens: Ints) -> Accesses:
-        before, after = _neighbours(blocks)
-        return Accesses(blocks, request, depth, tokens, before, after, self._starts, self.n_blocks, self._warmup)
+        before = _last_access(blocks)
+        return Accesses(blocks, request, depth, tokens, before, self._starts, self.n_blocks, self._warmup)
+
+    def _places(self) -> tuple[Ints, Ints]:
+        """Of each access its request, and its place in it."""
+        kind, counts = index_kind(len(self._blocks)), np.diff(self._starts)
+        request = np.repeat(np.arange(len(counts), dtype=kind), counts)
+        place = np.arange(len(self._blocks), dtype=kind) - np.repeat(self._starts[:-1].astype(kind), counts)
+        return request, place
 
 
-def _neighbours(blocks: Ints) -> tuple[Ints, Ints]:
-    n = len(blocks)
-    by_block = np.argsort(blocks, kind="stable")
-    same = blocks[by_block[1:]] == blocks[by_block[:-1]]
-    before, after = np.full(n, -1, np.int64), np.full(n, n, np.int64)
-    before[by_block[1:][same]] = by_block[:-1][same]
-    after[by_block[:-1][same]] = by_block[1:][same]
-    return before, after
+def _last_access(blocks: Ints) -> Ints:
+    by_block = np.argsort(blocks, kind="stable").astype(index_kind(len(blocks)))
+    same = np.flatnonzero(blocks[by_block[1:]] == blocks[by_block[:-1]])
+    before = np.full(len(blocks), -1, by_block.dtype)
+    before[by_block[same + 1]] = by_block[same]
+    return before

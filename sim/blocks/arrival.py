@@ -8,17 +8,21 @@ is then left in doubt goes through a loop, one after the other.
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtape.sim.blocks.accesses import Accesses
-from kvtape.sim.blocks.block_trace import Ints
+from kvtape.sim.blocks.block_trace import Ints, index_kind
 
 __all__ = ["Fifos"]
 
 Bools = npt.NDArray[np.bool_]
+
+_CHUNK = 1 << 18
+"""Python numbers made at a time: each takes ten times the memory that it takes in an array."""
 
 _WORTH_A_ROUND = 50
 """Another round must settle one repeat in so many: the loop does the others as quickly."""
@@ -32,8 +36,7 @@ class Fifos:
 
     def __init__(self, a: Accesses, *, held: bool) -> None:
         self._n = len(a)
-        # Counts in 32 bits where they fit: what is not in the loop is bound by memory.
-        self._kind: Any = np.int32 if len(a) < 2**31 else np.int64
+        self._kind = index_kind(len(a))
         self._again = np.flatnonzero(a.before >= 0)
         self._firsts = _counts(a.before < 0, self._kind)
         self._repeats = _counts(a.before >= 0, self._kind)
@@ -99,30 +102,31 @@ class Fifos:
         links = np.where(linked[doubt], ordinal[self._source[doubt]], ~ordinal[came[1][doubt]])
         base = came[0][doubt] + known[came[1][doubt]]
         clock = self._now[0][doubt] + known[doubt]
-        mine, more = _follow(links.tolist(), base.tolist(), clock.tolist(), budget)
-        admitted = known + np.array(more, self._kind)[ordinal]
+        mine, more = _follow(links, base, clock, budget)
+        admitted = known + more.astype(self._kind)[ordinal]
         stamps = came[0] + admitted[came[1]]
         if linked.any():
-            stamps[linked] = np.array(mine, self._kind)[ordinal[self._source[linked]]]
+            stamps[linked] = mine.astype(self._kind)[ordinal[self._source[linked]]]
         return stamps, admitted
 
 
-def _follow(links: list[int], base: list[int], clock: list[int], budget: int) -> tuple[list[int], list[int]]:
+def _follow(links: Ints, base: Ints, clock: Ints, budget: int) -> tuple[Ints, Ints]:
     """The stamp of each doubtful repeat's block after it, and admissions among them before each and after all.
 
     A link is the doubtful repeat whose stamp it is; or, inverted, how many of them came before the block was admitted.
     """
-    mine: list[int] = []
-    more = [0]
+    mine, more = array("q"), array("q", [0])
     n = 0
-    for link, known, now in zip(links, base, clock, strict=True):
-        stamp = mine[link] if link >= 0 else known + more[~link]
-        if now + n - stamp > budget:
-            stamp = now + n
-            n += 1
-        mine.append(stamp)
-        more.append(n)
-    return mine, more
+    for start in range(0, len(links), _CHUNK):
+        columns = (column[start : start + _CHUNK].tolist() for column in (links, base, clock))
+        for link, known, now in zip(*columns, strict=True):
+            stamp = mine[link] if link >= 0 else known + more[~link]
+            if now + n - stamp > budget:
+                stamp = now + n
+                n += 1
+            mine.append(stamp)
+            more.append(n)
+    return np.frombuffer(mine, np.int64) if mine else np.zeros(0, np.int64), np.frombuffer(more, np.int64)
 
 
 def _counts(marks: Bools, kind: Any = np.int64) -> Any:

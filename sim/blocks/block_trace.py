@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtape.sim.blocks.errors import NoBlocks
 
-__all__ = ["BlockTrace", "Ints", "made_trace"]
+__all__ = ["BlockTrace", "Ints", "index_kind", "made_trace"]
 
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.signedinteger[Any]]
+
+
+def index_kind(n: int) -> Any:
+    """The integer type of arrays that count up to `n`: passes over them are bound by memory."""
+    return np.int32 if n < 2**31 - 1 else np.int64
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTrace:
     """Requests in the order of their arrival, each a list of blocks from the first token on.
 
-    `ids`: uint64 [accesses]; equal ids are equal blocks (behind the same blocks: `rules.identity`). `tokens`: int64
-    [accesses], how many each block holds. `starts`: int64 [requests + 1], where each request begins in both.
+    `ids`: uint64 [accesses]; equal ids are equal blocks (behind the same blocks: `rules.identity`). `tokens`: int32
+    or int64 [accesses], how many each block holds. `starts`: int64 [requests + 1], where each request begins in both.
     `name`, `digest`: of the source. `block_tokens`: tokens of a full block. `without_blocks`: requests left out since
     the source says nothing of their blocks.
     """
@@ -64,6 +70,6 @@ def made_trace(
     left_out = int((~with_blocks).sum())
     counts, prompts = counts[with_blocks], prompts[with_blocks]
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    tokens = np.full(int(starts[-1]), block_tokens, np.int64)
+    tokens = np.full(int(starts[-1]), block_tokens, index_kind(block_tokens))
     tokens[starts[1:] - 1] = np.clip(prompts - (counts - 1) * block_tokens, 1, block_tokens)
     return BlockTrace(ids, tokens, starts, name, digest, block_tokens, left_out)

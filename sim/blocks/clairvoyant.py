@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from kvtape.sim.blocks.accesses import Accesses
 from kvtape.sim.blocks.block_trace import Ints
 
 __all__ = ["Intervals", "hits_of", "intervals_held", "intervals_single", "kept"]
+
+_HEAP = 4096
+"""A heap of so many is cleared of what has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,12 @@ def intervals_held(a: Accesses) -> Intervals:
     """Requests as times. A path of blocks that two requests share is one interval; its deepest block goes first."""
     n = a.n_requests
     again = np.flatnonzero(a.before >= 0)
-    pair = a.request[a.before[again]] * n + a.request[again]
+    pair = a.request[a.before[again]].astype(np.int64) * n + a.request[again]
     order = np.lexsort((a.depth[again], pair))
     ordered = pair[order]
     first = np.flatnonzero(np.concatenate([np.ones(1, bool), ordered[1:] != ordered[:-1]])) if len(again) else order
     count = np.diff(np.append(first, len(ordered)))
-    group, rank = np.full(len(a), -1, np.int64), np.zeros(len(a), np.int64)
+    group, rank = np.full(len(a), -1, a.before.dtype), np.zeros(len(a), a.before.dtype)
     at = again[order]
     group[at] = np.repeat(np.arange(len(first)), count)
     rank[at] = np.arange(len(ordered)) - np.repeat(first, count)
@@ -57,10 +60,10 @@ def intervals_single(a: Accesses, *, bypass: bool) -> Intervals:
     again = np.flatnonzero(a.before >= 0)
     order = np.argsort(a.before[again])
     at = again[order]
-    group = np.full(len(a), -1, np.int64)
+    group = np.full(len(a), -1, a.before.dtype)
     group[at] = np.arange(len(at))
     shift = 0 if bypass else 1
-    zero = np.zeros(len(a), np.int64)
+    zero = np.zeros(len(a), np.int8)
     return Intervals(a.before[at] + shift, at, np.ones(len(at), np.int64), group, zero, shift)
 
 
@@ -97,19 +100,21 @@ def _peak(begin: Ints, end: Ints, count: Ints) -> int:
 def _greedy(begin: Ints, end: Ints, count: Ints, room: int) -> Ints:
     """What is kept where at most `room` blocks overlap. Of two that end together the one that began later stays."""
     n = len(begin)
-    begins, left = begin.tolist(), count.tolist()
+    left, ends = count.tolist(), end.tolist()
     ending = np.argsort(end, kind="stable").tolist()
-    ends = end.tolist()
-    keys = (-(end * n + (n - 1 - np.arange(n)))).tolist()  # the smallest key ends last
     heap: list[int] = []
     alive = done = 0
-    for j in range(n):
-        now = begins[j]
+    most = _HEAP
+    for j, now in enumerate(begin.tolist()):
         while ends[ending[done]] <= now:
             alive -= left[ending[done]]
             done += 1
         alive += left[j]
-        heappush(heap, keys[j])
+        heappush(heap, -(ends[j] * n + (n - 1 - j)))  # the smallest ends last
+        if len(heap) > most:
+            heap = [key for key in heap if -key // n > now]
+            heapify(heap)
+            most = 2 * len(heap) + _HEAP
         while alive > room:
             worst = n - 1 - (-heap[0]) % n
             cut = min(left[worst], alive - room)

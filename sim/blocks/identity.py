@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from kvtape.sim.blocks.block_trace import Ints
+from kvtape.sim.blocks.block_trace import Ints, index_kind
 
 __all__ = ["by_first_use", "path_codes"]
 
@@ -13,7 +13,7 @@ __all__ = ["by_first_use", "path_codes"]
 def by_first_use(keys: npt.NDArray[np.uint64] | Ints) -> Ints:
     """Codes 0, 1, 2, ... in the order in which the keys first come."""
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int64)
+    rank = np.empty(len(first), index_kind(len(keys)))
     rank[np.argsort(first)] = np.arange(len(first))
     codes: Ints = rank[inverse]
     return codes
@@ -28,14 +28,14 @@ def path_codes(codes: Ints, starts: Ints) -> Ints:
     before[1:] = codes[:-1]
     heads = starts[:-1]
     before[heads[heads < len(codes)]] = -1
-    one = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
+    one = np.empty(int(codes.max(initial=-1)) + 1, codes.dtype)
     one[codes] = before
     return codes if bool((one[codes] == before).all()) else _by_depth(codes, starts)
 
 
 def _by_depth(codes: Ints, starts: Ints) -> Ints:
     """One level of the tree of prefixes after the other: a node is its parent and its id."""
-    nodes = np.empty_like(codes)
+    nodes = np.empty(len(codes), np.int64)
     lengths = np.diff(starts)
     width = int(codes.max()) + 1
     live = np.argsort(-lengths, kind="stable")

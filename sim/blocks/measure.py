@@ -63,7 +63,7 @@ class Measure:
         by_depth[order] = least
         # Every request starts above whatever the one before reached, so that the running maximum starts anew.
         limit = a.n_blocks + 1
-        offset = a.request * (limit + 1)
+        offset = a.request.astype(np.int64) * (limit + 1)
         in_turn = np.empty_like(offset)
         in_turn[order] = offset
         raised = np.maximum.accumulate(np.minimum(by_depth, limit) + in_turn) - in_turn

@@ -8,12 +8,10 @@ wavelet matrix (Claude and Navarro 2012) answers all counts together: one pass o
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from kvtape.sim.blocks.accesses import Accesses
-from kvtape.sim.blocks.block_trace import Ints
+from kvtape.sim.blocks.block_trace import Ints, index_kind
 
 __all__ = ["NEVER", "count_below", "held_positions", "stack_distances"]
 
@@ -24,7 +22,7 @@ NEVER = np.iinfo(np.int64).max
 def stack_distances(a: Accesses) -> Ints:
     """Distinct other blocks since the last access of the same block; NEVER for a first access. int64 [accesses]."""
     distances = np.full(len(a), NEVER, np.int64)
-    again = np.flatnonzero(a.before >= 0)
+    again = np.flatnonzero(a.before >= 0).astype(a.before.dtype)
     last = a.before[again]
     # A block's first access inside the window has its last one before the window, at or before `last`.
     distances[again] = count_below(a.before + 1, last + 1, again, last + 2)
@@ -38,15 +36,14 @@ def held_positions(a: Accesses) -> Ints:
     request's own blocks do not displace each other.
     """
     distances = stack_distances(a)
-    earlier = np.arange(len(a)) - a.starts[a.request]
-    return np.where(distances == NEVER, NEVER, distances - earlier)
+    again = np.flatnonzero(a.before >= 0)
+    distances[again] -= again - a.starts[a.request[again]]
+    return distances
 
 
 def count_below(values: Ints, start: Ints, stop: Ints, limit: Ints) -> Ints:
     """For each query, how many of `values[start:stop]` are below `limit`. Values are 0 or more. int64 [queries]."""
-    # Differences of counts are carried in 32 bits where they fit: the passes are bound by memory.
-    small = len(values) < 2**31
-    kind: Any = np.int32 if small else np.int64
+    kind = index_kind(len(values))
     level, low, high = values.astype(kind), start.astype(kind), stop.astype(kind)
     bound = np.minimum(limit, int(values.max(initial=0)) + 1).astype(kind)
     found = np.zeros(len(start), kind)

@@ -18,7 +18,8 @@ def least_budgets(a: Accesses, *, held: bool) -> Ints:
     `held` wants the accesses root last: a block then stands above those behind it, which is how they go first.
     """
     positions = held_positions(a) if held else stack_distances(a)
-    return np.where(positions == NEVER, NEVER, positions + 1)
+    positions[positions != NEVER] += 1
+    return positions
 
 
 def rooms_short_by_one(a: Accesses, least: Ints, budget: int) -> npt.NDArray[np.bool_]:

@@ -143,7 +143,7 @@ def _steps(work: Workload, a: Accesses, rules: Rules, choice: PolicyChoice) -> I
         return
     a = work.root_last if held else a
     at, _ = Measure(a, rules).hits_by_budget(least_budgets(a, held=held))
-    budgets = {*at.tolist(), *(range(1, int(np.diff(a.starts).max())) if rules.overlong == "minus_one" else ())}
+    budgets = {*at.tolist(), *(range(1, int(np.diff(a.starts).max()) + 1) if rules.overlong == "minus_one" else ())}
     before = 0
     for budget, n in _lru(a, rules, sorted(budgets)):
         if n != before:
