@@ -131,7 +131,7 @@ def _section(row: SessionRow, state: ResidencyState, facts: dict[str, Any]) -> S
     plan = facts["last_plan"]
     counters = facts["counters"]
     lines = [
-        ("backend, policy", f"{row.backend}, {row.policy}"),
+        ("backend, policy", f"{row.backend}, {row.policy or 'unknown'}"),
         ("after event", f"{facts['seq']} ({facts['op']}), turn {state.turn}, generation {state.generation}"),
         ("tape", f"{state.tape_length} tokens, prefix {state.prefix_length}"),
         ("resident", f"{state.resident_tokens} of {facts['n_ctx'] or 'unknown'}: {ranges_text(state.resident)}"),

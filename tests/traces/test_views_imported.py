@@ -24,7 +24,7 @@ def test_effects_that_no_source_told_are_null(tmp_path: Path) -> None:
         assert log.sql(f"SELECT {names} FROM turns")[1] == [(None,) * 6]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 2000), st.lists(st.integers(0, 2), min_size=4, max_size=4)), min_size=1, max_size=9
