@@ -58,9 +58,21 @@ def doctor(
         raise UsageError("logs and --evidence belong to --contract; without it doctor looks at this machine alone")
     path = model if model is not None else find_demo_model()
     engines = [_engine(name, path) for name in ENGINES]
-    body = {"engines": engines, "machine": _machine(), "model": None if path is None else path.name}
+    body = {
+        "engines": engines,
+        "machine": _machine(),
+        "model": None if path is None else path.name,
+        "leftovers": _leftovers(),
+    }
     emit("doctor", body, _sections(body), as_json=as_json)
     return 3 if any(e["installed"] and path is not None and not e["works"] for e in engines) else 0
+
+
+def _leftovers() -> list[str]:
+    """Files in this folder that a process left when it died while it made a log."""
+    from kvtape.traces.leftovers import dead_files
+
+    return [file.name for file in dead_files(Path())]
 
 
 def _machine() -> dict[str, Any]:
@@ -147,4 +159,7 @@ def _sections(body: dict[str, Any]) -> list[Section]:
         sections.append(Section("capabilities", ("capability", *(e["name"] for e in able)), rows))
         reasons = [(e["name"], flag, why) for e in able for flag, why in e["refusals"].items()]
         sections.append(Section("why not", ("engine", "capability", "reason"), reasons))
+    if body["leftovers"]:
+        title = "left here by a process that died while it made a log; no part of any log, may be removed"
+        sections.append(Section(title, ("file",), [(name,) for name in body["leftovers"]]))
     return sections

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["claimed", "leftovers", "sealing_path", "sweep"]
+__all__ = ["claimed", "dead_files", "leftovers", "sealing_path", "sweep"]
 
 _MARK = ".new-"
 _NAME = re.compile(r"\.new-[0-9a-f]{8}")
@@ -72,6 +72,19 @@ def leftovers(*paths: Path) -> list[Path]:
         for name in (*dead, sealing_path(path).name):
             found += _files(path, name)
     return found
+
+
+def dead_files(folder: Path) -> list[Path]:
+    """What dead makers left anywhere in a folder, whatever they were making."""
+    made = {p.name[: found.start()] for p in _siblings(folder / "x") if (found := _NAME.search(p.name))}
+    paths = [folder / name for name in sorted(made)]
+    return [
+        file
+        for path in paths
+        for name in sorted(_claims(path))
+        if not _is_held(path.with_name(name))
+        for file in _files(path, name)
+    ]
 
 
 def _claims(path: Path) -> set[str]:

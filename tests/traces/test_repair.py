@@ -11,7 +11,7 @@ import pytest
 
 from kvtape.traces.errors import LogExists, LogLocked, LogUnreadable
 from kvtape.traces.keys import key_path
-from kvtape.traces.leftovers import claimed, leftovers
+from kvtape.traces.leftovers import claimed, dead_files, leftovers
 from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import Recorder
 from kvtape.traces.repair import repair
@@ -147,8 +147,10 @@ def test_what_a_dead_maker_left_is_named_and_the_next_one_removes_it(tmp_path: P
     dead_maker(path)
     left = leftovers(path)
     assert sorted(p.suffix for p in left) == sorted([".lock", ".wal", left[0].suffix])
+    assert dead_files(tmp_path) == left
     with claimed(path) as mine:
         mine.write_bytes(b"")
+        assert dead_files(tmp_path) == []
         assert leftovers(path) == [], "neither the dead one's, which are gone, nor what is in use"
         with claimed(path) as other:
             assert mine.exists()
