@@ -19,8 +19,8 @@ _INVARIANT, _CELL = "kvtape_contract", "kvtape_cell"
 class EvidenceRecorder:
     """A pytest plugin of its own; registered by `kvtape.testing.plugin` when it is asked for.
 
-    A mark `contract("I1", cell=True)` says that the test is a cell of a matrix. A run that is interrupted or breaks
-    down writes nothing.
+    A mark `contract("I1", cell=True)` says that the test is a cell of a matrix; of several marks the closest counts.
+    A run that is interrupted or breaks down writes nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,13 +30,14 @@ class EvidenceRecorder:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
-            for mark in item.iter_markers("contract"):
+            mark = item.get_closest_marker("contract")
+            if mark is not None:
                 item.user_properties.append((_INVARIANT, mark.args[0]))
                 item.user_properties.append((_CELL, bool(mark.kwargs.get("cell"))))
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        for item in items:
-            self._deselected.update(str(mark.args[0]) for mark in item.iter_markers("contract"))
+        marks = (item.get_closest_marker("contract") for item in items)
+        self._deselected.update(str(mark.args[0]) for mark in marks if mark is not None)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         properties = dict(report.user_properties)

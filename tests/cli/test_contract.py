@@ -169,3 +169,25 @@ def test_a_file_that_is_no_evidence_is_refused(tmp_path: Path, text: str) -> Non
 def test_logs_and_evidence_belong_to_the_contract(log: Path) -> None:
     ran = kvtape("doctor", log)
     assert (ran.code, "belong to --contract" in ran.err) == (2, True)
+
+
+def test_cells_of_a_matrix_are_counted_and_the_closest_mark_counts(tmp_path: Path) -> None:
+    test = tmp_path / "test_cells.py"
+    test.write_text(
+        "import pytest\n"
+        "pytestmark = pytest.mark.contract('I1')\n"
+        "@pytest.mark.contract('I1', cell=True)\n"
+        "@pytest.mark.parametrize('n', range(3))\n"
+        "def test_cell(n):\n    assert n < 2\n"
+        "def test_plain():\n    pass\n"
+        "@pytest.mark.skip(reason='not here')\n"
+        "def test_left_out():\n    pass\n"
+    )
+    path = tmp_path / "e.json"
+    where = ["--rootdir", str(tmp_path), "-c", os.devnull, str(test)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--kvtape-evidence", str(path), *where]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout
+    count = read_evidence(path).count("I1")
+    assert (count.passed, count.failed, count.skipped, count.cells) == (3, 1, 1, 2)
+    assert [name.partition("::")[2] for name in count.failures] == ["test_cell[2]"]
