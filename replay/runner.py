@@ -11,6 +11,7 @@ from kvtape.backends.protocol import Backend, Engine, Logits
 from kvtape.planner.events import Event, Op
 from kvtape.planner.layout import Layout, normalise
 from kvtape.planner.residency import RESIDENCY_OPS, ResidencyState
+from kvtape.planner.residency_state import UNBOUNDED
 from kvtape.replay.checkpoints import Checkpoint, plan_checkpoints
 from kvtape.replay.findings import Finding, Tolerances
 from kvtape.replay.judge import Judge
@@ -57,7 +58,7 @@ def run_session(
     Raises UnsupportedOperation when the backend has no such operation on this way; everything else that a backend
     does wrong is the run's divergence.
     """
-    backend = engine.open(target.session_config(story.row))
+    backend = engine.open(target.session_config(story.row, *story.peaks()))
     try:
         return _Run(story, target, backend, weights).play(progress)
     finally:
@@ -122,7 +123,7 @@ class _Run:
         return [*findings, *self._look(event)]
 
     def _opened(self, after: ResidencyState) -> list[Finding]:
-        if self._backend.n_ctx == after.n_ctx:
+        if after.n_ctx in (self._backend.n_ctx, UNBOUNDED):
             return []
         return [Finding(f"open: the context holds {self._backend.n_ctx} tokens, the log says {after.n_ctx}")]
 

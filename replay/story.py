@@ -65,6 +65,11 @@ class Story:
     def session_id(self) -> str:
         return self.row.session_id
 
+    def peaks(self) -> tuple[int, int]:
+        """The most tokens that were resident at once, and the most that were cold."""
+        resident = max((s.resident_tokens for s in self.states), default=0)
+        return resident, max((s.cold_ranges.n_tokens for s in self.states), default=0)
+
     def distinct_tokens(self) -> npt.NDArray[np.int64]:
         parts = [np.asarray(row, np.int64) for row in self.tokens.values()]
         return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import SessionConfig
@@ -11,6 +12,9 @@ from kvtape.planner.specs import SpecError, parse_spec
 from kvtape.replay.lineage import LineageWay
 
 __all__ = ["Target", "parse_target"]
+
+_PADDING = 256
+"""A context whose size nobody told is a multiple of this: what engines pad to."""
 
 _WAYS: dict[str, LineageWay] = {"native": "log", "recompute": "recompute"}
 
@@ -29,36 +33,30 @@ class Target:
     def lineage_way(self) -> LineageWay:
         return _WAYS[self.way]
 
-    def session_config(self, row: SessionRow) -> SessionConfig:
+    def session_config(self, row: SessionRow, peak_tokens: int = 0, cold_tokens: int = 0) -> SessionConfig:
         """What the recorded session ran with, but for what the target says itself.
 
-        Raises UsageError for an imported session, whose source does not say what it ran with.
+        Of an imported session, whose source does not say, it is what a session runs with by default, in a context with
+        room for the `peak_tokens` that were resident at once, with a cold store for the `cold_tokens`. Raises
+        UsageError where nothing ever was resident.
         """
-        if (
-            row.n_ctx is None
-            or row.chunk is None
-            or row.kv_type_k is None
-            or row.kv_type_v is None
-            or row.flash_attention is None
-            or row.threads is None
-            or row.cold_budget_tokens is None
-            or row.cold_budget_bytes is None
-        ):
+        n_ctx = row.n_ctx if row.n_ctx is not None else -(-peak_tokens // _PADDING) * _PADDING
+        if not n_ctx:
             raise UsageError(
-                f"session {row.session_id} ({row.backend}) was imported: its source does not say in which context it "
-                "ran, so it cannot be repeated as it was"
+                f"session {row.session_id} ({row.backend}) was imported, and its source tells requests only: nothing "
+                "was computed or evicted that could be repeated"
             )
-        return SessionConfig(
-            n_ctx=row.n_ctx,
-            chunk=row.chunk,
-            kv_type_k=row.kv_type_k,
-            kv_type_v=row.kv_type_v,
-            flash_attention=row.flash_attention,
-            threads=self.threads or row.threads,
-            cold_budget_tokens=row.cold_budget_tokens,
-            cold_budget_bytes=row.cold_budget_bytes,
-            options=dict(self.options),
-        )
+        known = {
+            "chunk": row.chunk,
+            "kv_type_k": row.kv_type_k,
+            "kv_type_v": row.kv_type_v,
+            "flash_attention": row.flash_attention,
+            "threads": self.threads or row.threads,
+            "cold_budget_tokens": cold_tokens if row.cold_budget_tokens is None else row.cold_budget_tokens,
+            "cold_budget_bytes": row.cold_budget_bytes,
+        }
+        said: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
+        return SessionConfig(n_ctx=n_ctx, options=dict(self.options), **said)
 
 
 def parse_target(text: str) -> Target:
