@@ -7,7 +7,6 @@ begin alike here too, as far as whole blocks go; what was said is not in the log
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from kvtape.backends.errors import UsageError
 from kvtape.capacity.gguf_file import open_gguf
 from kvtape.planner.events import Event, Op
 from kvtape.planner.rows import TokensRow
+from kvtape.traces.surrogates import block_tokens_of
 
 __all__ = ["text_ids", "with_surrogates"]
 
@@ -69,12 +69,7 @@ def _drawn(session_id: str, row: TokensRow, ids: npt.NDArray[np.int64]) -> list[
             f"session {session_id}, seq {row.seq}: neither its tokens nor their hashes are in the log, so it cannot be "
             "replayed on an engine; record with --content"
         )
-    return [
-        _token(hashes[p // row.block_tokens - first], p % row.block_tokens, ids)
-        for p in range(row.start, row.start + row.n_tokens)
-    ]
-
-
-def _token(block_hash: str, i: int, ids: npt.NDArray[np.int64]) -> int:
-    drawn = hashlib.blake2b(f"{block_hash} {i}".encode(), digest_size=8, person=b"kvtape surrogat").digest()
-    return int(ids[int.from_bytes(drawn, "little") % len(ids)])
+    drawn = np.concatenate([block_tokens_of(int(h, 16), row.block_tokens, ids) for h in hashes])
+    offset = row.start - first * row.block_tokens
+    tokens: list[int] = drawn[offset : offset + row.n_tokens].tolist()
+    return tokens
