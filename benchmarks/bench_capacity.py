@@ -1,4 +1,5 @@
-"""What capacity promises of its speed: a resolve under 50 microseconds, the header of the real model under 100 ms.
+"""What capacity promises of its speed: a resolve under 50 microseconds, the header of the real model under 100 ms, that
+of a file of 30 GB with 150,000 tokens under a second.
 
 Processor time, medians; `python benchmarks/bench_capacity.py` prints JSON and exits 1 when one is over its limit. The
 header is read anew every time, with the library already imported, as in a process that opens a second model.
@@ -9,8 +10,10 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from kvtape.capacity.allocation import CacheSettings
 from kvtape.capacity.engines import Sizing, engine_rule
@@ -21,6 +24,10 @@ from kvtape.capacity.resolve import MemoryBudget, resolve
 from kvtape.capacity.source import read_model_kv
 from kvtape.cli.models import demo_model
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.sparse_gguf import write_sparse_gguf
+
 WINDOWED = KVGeometry(
     (
         LayerGroup(LayerKind.GLOBAL, 5, 1024, 1024, 4),
@@ -29,7 +36,8 @@ WINDOWED = KVGeometry(
 )
 PROFILE = LayerKVProfile(7, 35, 512, 4096)
 TRAINED = 131_072
-RESOLVE_US, HEADER_MS = 50, 100
+LIMITS = {"_us": 50, "header_30_gb_ms": 1000, "_ms": 100}
+"""By the end of a name, the first that fits: microseconds of a resolve, milliseconds of a header."""
 
 
 def seconds(work: Callable[[], object], repeats: int, inner: int = 1) -> float:
@@ -56,12 +64,16 @@ def main() -> dict[str, float]:
     read_model_kv(path)
     found["header_ms"] = 1e3 * seconds(lambda: read_model_kv(path), 7)
     found["header_and_fingerprint_ms"] = 1e3 * seconds(lambda: _read.__wrapped__(str(path), 0, 0), 7)
+    with tempfile.TemporaryDirectory() as folder:
+        large = write_sparse_gguf(Path(folder) / "large.gguf", n_tensors=300, n_tokens=150_000)
+        found["header_30_gb_ms"] = 1e3 * seconds(lambda: read_model_kv(large), 5)
     return {name: round(value, 2) for name, value in found.items()}
 
 
 def missed(found: dict[str, float]) -> list[str]:
     """Names of the figures that are over their limit."""
-    return [name for name, value in found.items() if value > (RESOLVE_US if name.endswith("_us") else HEADER_MS)]
+    limits = {name: next(limit for end, limit in LIMITS.items() if name.endswith(end)) for name in found}
+    return [name for name, value in found.items() if value > limits[name]]
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 
 from kvtape.capacity.errors import ModelFileError
 from kvtape.capacity.gguf_file import array_length, open_gguf
+from support.sparse_gguf import write_sparse_gguf
 from support.tiny_gguf import write_tiny
 
 ARRAYS = {
@@ -102,37 +103,24 @@ def test_a_file_cut_in_its_weights_is_refused(tmp_path: Path) -> None:
 
 
 _PROBE = """
-import sys, time
+import sys
 from pathlib import Path
 from kvtape.capacity.gguf_file import open_gguf
-import gguf
-start = time.process_time()
 reader = open_gguf(sys.argv[1])
-taken = time.process_time() - start
 # Not ru_maxrss, which a process inherits from the one that started it.
 peak = next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-print(taken, peak, len(reader.tensors))
+print(peak, len(reader.tensors))
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the peak of memory is read from /proc")
-def test_a_30_gb_file_costs_less_than_a_second_and_100_mb(tmp_path: Path) -> None:
-    """Sparse weights of 30 GB behind a header with a vocabulary of 150,000 tokens."""
-    path = tmp_path / "large.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_token_list([f"token{i}" for i in range(150_000)])
-    for layer in range(300):
-        writer.add_tensor_info(f"blk.{layer}.w", (5000, 10_000), np.dtype(np.float16), 100_000_000)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    with path.open("r+b") as handle:
-        handle.truncate(path.stat().st_size + 4096 + 300 * 100_000_000)
+def test_a_30_gb_file_costs_less_than_100_mb(tmp_path: Path) -> None:
+    """Sparse weights of 30 GB behind a header with a vocabulary of 150,000 tokens; its time is a benchmark's."""
+    path = write_sparse_gguf(tmp_path / "large.gguf", n_tensors=300, n_tokens=150_000)
+    assert path.stat().st_size > 30 * 10**9
     done = subprocess.run(
         [sys.executable, "-c", _PROBE, str(path)], capture_output=True, text=True, check=True, timeout=60
     )
-    seconds, peak, tensors = done.stdout.split()
+    peak, tensors = done.stdout.split()
     assert int(tensors) == 300
-    assert float(seconds) < 1.0
     assert int(peak) < 100_000  # kB
