@@ -1,6 +1,6 @@
 """Sealing: the rows of a recorded log go into one new, checkpointed file, which then takes the log's name.
 
-    1  <log>.sealing   every row, in canonical order; triggers and views; fsync; chain verified
+    1  <log>.sealing   every row, in the order of writing; triggers and views; fsync; chain verified
     2  rename          over the log: from here on the log is the sealed file
     3  sidecar         sealed: true
     4  remove          the old write-ahead log
@@ -20,7 +20,6 @@ from kvtape.traces.database import build_file, fsync_file, open_read_only, read_
 from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.folder import register
 from kvtape.traces.leftovers import sealing_path
-from kvtape.traces.query import order_by
 from kvtape.traces.schema import ROW_TABLES, Table
 from kvtape.traces.sidecar import Head, file_digest, fsync_dir, write_head
 from kvtape.traces.writer import LogWriter
@@ -71,10 +70,9 @@ def copy_rows(
     connection.execute(f"ATTACH '{str(fresh).replace(chr(39), chr(39) * 2)}' AS {name} (READ_WRITE)")
     connection.execute("BEGIN")
     connection.execute(f"INSERT INTO {name}.batches SELECT * FROM batches ORDER BY batch")
+    # Rows lie in canonical order, batch after batch, as they were written, and DuckDB keeps the order of insertion.
     for table in ROW_TABLES:
-        connection.execute(
-            f"INSERT INTO {name}.{table.name} SELECT {columns(table)} FROM {table.name} {order_by(table, 'batch')}"
-        )
+        connection.execute(f"INSERT INTO {name}.{table.name} SELECT {columns(table)} FROM {table.name}")
     connection.execute("COMMIT")
     connection.execute(f"CHECKPOINT {name}")
     connection.execute(f"DETACH {name}")
