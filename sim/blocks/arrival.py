@@ -37,19 +37,17 @@ class Fifos:
     def __init__(self, a: Accesses, *, held: bool) -> None:
         self._n = len(a)
         self._kind = index_kind(len(a))
-        self._again = np.flatnonzero(a.before >= 0)
-        self._firsts = _counts(a.before < 0, self._kind)
-        self._repeats = _counts(a.before >= 0, self._kind)
+        self._again = np.flatnonzero(a.before >= 0).astype(self._kind)
+        repeats = _counts(a.before >= 0, self._kind)
         last = a.before[self._again]
-        first = np.empty(a.n_blocks, np.int64)
+        first = np.empty(a.n_blocks, self._kind)
         new = np.flatnonzero(a.before < 0)
         first[a.blocks[new]] = new
-        self._first = self._moment(first[a.blocks[self._again]])
-        self._now = self._moment(self._again)
-        self._came = self._moment(last)
-        self._after = self._moment(last + 1)
-        looked = a.starts[a.request[self._again]] if held else self._again
-        self._looked = self._moment(looked)
+        self._first = _moment(first[a.blocks[self._again]], repeats)
+        self._now = _moment(self._again, repeats)
+        self._came = _moment(last, repeats)
+        looked = a.starts.astype(self._kind)[a.request[self._again]] if held else self._again
+        self._looked = _moment(looked, repeats) if held else self._now
         self._there = last < looked  # a second time in one request it is looked up before the first is admitted
         self._source = np.where(a.before[last] >= 0, self._came[1], -1)
         """The repeat that a repeat's last access is; -1 where that is a first access."""
@@ -62,19 +60,18 @@ class Fifos:
         found[self._again] = self._there & (now - stamps <= budget)
         return found
 
-    def _moment(self, at: Ints) -> tuple[Ints, Ints]:
-        return self._firsts[at], self._repeats[at]
-
     def _surely_admitted(self, budget: int) -> Bools:
-        """Of the repeats. Each round counts with what the one before found, until nothing more is found."""
-        firsts = self._now[0] - self._after[0]
+        """Of the repeats: pushed out since the last access. What is pushed out is admitted, so rounds help."""
+        after = self._came[1] + (self._source >= 0)  # the last access has been
+        firsts = self._now[0] - self._came[0] - (self._source < 0)
         sure: Bools = firsts >= budget
         while True:
             more = _counts(sure, self._kind)
-            grown = firsts + more[:-1] - more[self._after[1]] >= budget
-            if (grown == sure).all():
-                return sure
+            grown = firsts + more[:-1] - more[after] >= budget
+            gain = int(grown.sum()) - int(sure.sum())
             sure = grown
+            if gain <= len(sure) // _WORTH_A_ROUND:
+                return sure
 
     def _surely_found(self, budget: int) -> Bools:
         """Of the repeats: never pushed out since the first access. What is found is not admitted, so rounds help."""
@@ -108,6 +105,12 @@ class Fifos:
         if linked.any():
             stamps[linked] = mine.astype(self._kind)[ordinal[self._source[linked]]]
         return stamps, admitted
+
+
+def _moment(at: Ints, repeats: Ints) -> tuple[Ints, Ints]:
+    """First accesses before each access, and repeats before it."""
+    before = repeats[at]
+    return at - before, before
 
 
 def _follow(links: Ints, base: Ints, clock: Ints, budget: int) -> tuple[Ints, Ints]:
