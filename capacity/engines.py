@@ -17,7 +17,7 @@ __all__ = ["ENGINES", "Sizing", "engine_rule"]
 ENGINES: Final = ("llama.cpp", "openvino", "openvino-cb")
 """`openvino` is the stateful cache of one request, `openvino-cb` the pool of continuous batching."""
 
-_BUILD = re.compile(r"b?(\d+)")
+_BUILD = re.compile(r"b?([0-9]{1,9})")
 
 
 def engine_rule(spec: str) -> EngineRule:

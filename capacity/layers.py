@@ -20,6 +20,9 @@ _OWN_KV_LAYERS: Final = {"gemma3n": 20}
 _INDEXED: Final = frozenset({"deepseek32", "glm-dsa", "qwen4exp"})
 """Attention layers have a second cache, of indexer keys."""
 
+_MOST_LAYERS: Final = 10_000
+"""Several times what any engine takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelKV:
@@ -53,6 +56,8 @@ def model_kv(meta: Metadata, weights_bytes: int = 0) -> ModelKV:
     n_layers = n_all - meta.integer("nextn_predict_layers", 0)
     if n_layers < 1:
         raise ModelFileError(f"{meta.source}: {meta.arch}.block_count is {n_all}, which leaves no layer")
+    if n_all > _MOST_LAYERS:
+        raise ModelFileError(f"{meta.source}: {meta.arch}.block_count is {n_all}; the most is {_MOST_LAYERS}")
     head_count = meta.per_layer("attention.head_count", n_all, 0 if meta.arch in RECURRENT_ONLY else None)
     has_kv_heads = meta.has("attention.head_count_kv")
     kv_heads = (meta.per_layer("attention.head_count_kv", n_all) if has_kv_heads else head_count)[:n_layers]
@@ -79,7 +84,8 @@ def model_kv(meta: Metadata, weights_bytes: int = 0) -> ModelKV:
 
 def _head_sizes(meta: Metadata, head_count: tuple[int, ...]) -> _Heads:
     first = head_count[0] if head_count else 0
-    default = meta.integer("embedding_length", 0) // first if first else 0
+    has_widths = meta.has("attention.key_length") and meta.has("attention.value_length")
+    default = meta.integer("embedding_length", 0 if has_widths else None) // first if first else 0
     key, value = meta.integer("attention.key_length", default), meta.integer("attention.value_length", default)
     absorbed = meta.integer("attention.key_length_mla", 0) and meta.integer("attention.value_length_mla", 0)
     return _Heads(
@@ -109,7 +115,11 @@ def _own_kv_layers(meta: Metadata, n_all: int) -> int:
     """The first layers have KV of their own, those from here on share."""
     if meta.arch in _OWN_KV_LAYERS:
         return _OWN_KV_LAYERS[meta.arch]
-    return n_all - meta.integer("attention.shared_kv_layers", 0)
+    own = n_all - meta.integer("attention.shared_kv_layers", 0)
+    if own < 1:
+        key = f"{meta.arch}.attention.shared_kv_layers"
+        raise ModelFileError(f"{meta.source}: {key} is {n_all - own}, which leaves no KV of the {n_all} layers")
+    return own
 
 
 def _indexer(meta: Metadata, attention: tuple[bool, ...]) -> list[LayerGroup]:

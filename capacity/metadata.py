@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kvtape.capacity.errors import ModelFileError
 from kvtape.capacity.gguf_file import open_gguf
 
 __all__ = ["Metadata", "metadata_from_gguf", "metadata_from_json", "metadata_of"]
+
+_LARGEST: Final = 2**63
+"""No size of a model comes near; what does is damage, and would only overflow later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ class Metadata:
             if default is None:
                 raise ModelFileError(f"{self.source}: {self.arch}.{key} is missing; a decoder's metadata has it")
             return default
+        if isinstance(value, bool):  # in a list they are flags, one a layer
+            raise self._not_whole(key, value)
         return self._whole(key, value)
 
     def per_layer(self, key: str, n_layers: int, default: int | None = None) -> tuple[int, ...]:
@@ -59,9 +64,12 @@ class Metadata:
     def _whole(self, key: str, value: Any) -> int:
         whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         number = int(value) if whole else -1
-        if number < 0:
-            raise ModelFileError(f"{self.source}: {self.arch}.{key} is {value!r}; a whole number from 0 on is needed")
+        if not 0 <= number < _LARGEST:
+            raise self._not_whole(key, value)
         return number
+
+    def _not_whole(self, key: str, value: Any) -> ModelFileError:
+        return ModelFileError(f"{self.source}: {self.arch}.{key} is {value!r}; a whole number from 0 on is needed")
 
 
 def metadata_from_gguf(path: str | Path) -> tuple[Metadata, int]:
@@ -71,8 +79,11 @@ def metadata_from_gguf(path: str | Path) -> tuple[Metadata, int]:
 
 
 def metadata_of(reader: Any, source: str) -> Metadata:
-    """The same of a reader that is open already."""
-    values = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.")}
+    """The same of a reader that is open already. Raises ModelFileError for texts that are not UTF-8."""
+    try:
+        values = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("tokenizer.")}
+    except UnicodeDecodeError as err:
+        raise ModelFileError(f"{source}: damaged GGUF ({err}); copy or download it again") from None
     return Metadata(values, source)
 
 
@@ -83,7 +94,7 @@ def metadata_from_json(path: str | Path) -> Metadata:
         values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelFileError(f"{file}: no such metadata file; give a JSON map of GGUF keys") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as err:
+    except (ValueError, RecursionError) as err:  # not UTF-8, not JSON, a number of thousands of digits, too deep
         raise ModelFileError(f"{file}: not JSON ({err}); give a flat map of GGUF keys") from None
     if not isinstance(values, dict) or not all(_is_flat(value) for value in values.values()):
         raise ModelFileError(f"{file}: not a flat map of GGUF keys to numbers, texts and lists of them")

@@ -74,7 +74,12 @@ def read_model(path: str | Path) -> ModelShape:
 @lru_cache(maxsize=16)
 def _read(path: str, size: int, mtime_ns: int) -> ModelShape:
     """Size and time of change are part of the key: a rewritten file is read again."""
-    return _shape(Path(path), open_gguf(path))
+    try:
+        return _shape(Path(path), open_gguf(path))
+    except ModelFileError:
+        raise
+    except (TypeError, ValueError) as err:  # a number that is a text or a list
+        raise ModelFileError(f"{path}: damaged GGUF ({err}); copy or download it again") from None
 
 
 def _shape(file: Path, reader: Any) -> ModelShape:

@@ -44,7 +44,7 @@ def openvino_model_kv(folder: str | Path) -> ModelKV:
     config = _config(path / "config.json")
     return ModelKV(
         arch=str(config.get("model_type", "openvino")),
-        model_max=int(config.get("max_position_embeddings", 0) or 0),
+        model_max=_whole(path / "config.json", config, "max_position_embeddings"),
         geometry=KVGeometry(tuple(_groups(layers))),
         notes=_notes(config),
         weights_bytes=weights.stat().st_size if weights.is_file() else 0,
@@ -104,10 +104,20 @@ def _config(path: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as err:
+    except (ValueError, RecursionError) as err:
         raise ModelFileError(f"{path}: not JSON ({err}); copy the model's folder again") from None
-    inner = config.get("text_config") if isinstance(config, dict) else None
-    return {**config, **inner} if isinstance(inner, dict) else dict(config)
+    if not isinstance(config, dict):
+        raise ModelFileError(f"{path}: not a map of settings; copy the model's folder again")
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, dict) else config
+
+
+def _whole(path: Path, config: dict[str, Any], key: str) -> int:
+    """0 where the key is missing or null."""
+    value = config.get(key) or 0
+    if not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ModelFileError(f"{path}: {key} is {value!r}; a whole number from 0 on is needed")
+    return value
 
 
 def _notes(config: dict[str, Any]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Final
 
 from kvtape.capacity.errors import CapacityError
@@ -14,16 +15,19 @@ _UNITS: Final = {"": 1, "b": 1} | {
     for power, letter in enumerate("kmgt", 1)
     for suffix, base in (("ib", 1024), ("b", 1000))
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([a-z]*)", re.IGNORECASE)
+_LARGEST: Final = 2**80
 
 
 def parse_size(text: str) -> int:
     """Bytes, rounded down. Raises CapacityError that lists the units."""
     match = _SIZE.fullmatch(text.strip())
     unit = None if match is None else _UNITS.get(match[2].lower())
-    if match is None or unit is None:
-        raise CapacityError(f"{text!r} is no size; write bytes, or a number with KiB, MiB, GiB, TiB, kB, MB, GB or TB")
-    return int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
+    n_bytes = -1 if match is None or unit is None else int(Fraction(match[1]) * unit)
+    if not 0 <= n_bytes < _LARGEST:
+        known = "KiB, MiB, GiB, TiB, kB, MB, GB or TB"
+        raise CapacityError(f"{text[:40]!r} is no size; write bytes, or a number with {known}")
+    return n_bytes
 
 
 def size_text(n_bytes: int) -> str:

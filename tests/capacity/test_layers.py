@@ -241,6 +241,14 @@ def test_the_indexer_of_sparse_attention() -> None:
         ({"attention__key_length": "64"}, "is '64'; a whole number"),
         ({"attention__key_length": 64.5}, "is 64.5"),
         ({"attention__head_count_kv": -1}, "is -1"),
+        ({"embedding_length": None}, r"nova\.embedding_length is missing"),
+        ({"embedding_length": None, "attention__key_length": 64}, r"nova\.embedding_length is missing"),
+        ({"block_count": True}, "is True; a whole number"),
+        ({"block_count": 1e300}, "a whole number"),
+        ({"block_count": 2**40}, "the most is 10000"),
+        ({"attention__key_length": 2**63}, "a whole number"),
+        ({"attention__shared_kv_layers": 12}, "is 12, which leaves no KV of the 12 layers"),
+        ({"attention__shared_kv_layers": 13}, "leaves no KV"),
     ],
 )
 def test_bad_metadata_names_the_key(keys: dict[str, Any], message: str) -> None:
@@ -258,7 +266,9 @@ def test_json_and_file_say_the_same(tmp_path: Path) -> None:
     assert model_kv(meta, weights).weights_bytes == weights > 10**5
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": {"b": 1}}', '{"a": [[1]]}', "7"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"a": {"b": 1}}', '{"a": [[1]]}', "7", "[" * 100_000, '{"a": ' + "9" * 5000 + "}"]
+)
 def test_json_that_is_no_flat_map(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import gguf
 import pytest
 
 from kvtape.capacity.errors import ModelFileError
@@ -87,6 +89,30 @@ def test_a_cut_header_is_refused_by_name(tmp_path: Path, keep: int) -> None:
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ModelFileError, match=r"cut\.gguf"):
         read_model(path)
+
+
+@pytest.mark.parametrize("key", ["llama.embedding_length", "llama.rope.freq_base", "llama.attention.head_count"])
+@pytest.mark.parametrize("value", ["much", b"\xff", [1, 2]])
+def test_a_number_that_is_none_is_refused_by_name(tmp_path: Path, key: str, value: Any) -> None:
+    path = tmp_path / "wrong.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    numbers = {"embedding_length": 64, "block_count": 2, "context_length": 8, "attention.head_count": 4}
+    for name, number in numbers.items():
+        if f"llama.{name}" != key:
+            writer.add_uint32(f"llama.{name}", number)
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        writer.add_key_value(key, value, gguf.GGUFValueType.STRING)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    if (key, value) == ("llama.attention.head_count", [1, 2]):
+        assert read_model(path).n_head == 2
+    else:
+        with pytest.raises(ModelFileError, match=r"wrong\.gguf: "):
+            read_model(path)
 
 
 def test_missing_and_foreign_files(tmp_path: Path) -> None:

@@ -96,3 +96,17 @@ def test_folders_that_hold_no_model(tmp_path: Path) -> None:
     (folder_with(tmp_path, [("cache_k_l0", "?,1,?,8")]) / "config.json").write_text("{")
     with pytest.raises(ModelFileError, match=r"config\.json: not JSON"):
         read_model_kv(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ([1], "not a map of settings"),
+        ({"max_position_embeddings": "abc"}, "max_position_embeddings is 'abc'; a whole number"),
+        ({"max_position_embeddings": -5}, "is -5"),
+        ({"max_position_embeddings": 2**70}, "a whole number"),
+    ],
+)
+def test_a_config_that_says_nonsense(tmp_path: Path, config: object, message: str) -> None:
+    with pytest.raises(ModelFileError, match=rf"config\.json: .*{message}"):
+        openvino_model_kv(folder_with(tmp_path, [("cache_k_l0", "?,1,?,8")], config))
