@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvtape.backends.errors import FatalClass
+from kvtape.backends.errors import Cancelled, FatalClass
 from kvtape.planner.events import Event, Op, Way
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.rows import PlanRow, SessionRow
@@ -92,8 +92,7 @@ def plan_findings(events: Sequence[Event], plans: Mapping[int, PlanRow]) -> list
             found.append(Broken(event.session_id, event.seq, "a plan event without its plan"))
             continue
         wanted = RangeSet([(start, stop) for _, start, stop in json.loads(plan.evict)])
-        done, behind = _evicted_behind(events, i + 1)
-        cut_short = behind is None or behind.op in (Op.FATAL, Op.CLOSE, Op.LOST)
+        done, cut_short = _carried_out(events, i + 1)
         if done != wanted and not (cut_short and done.issubset(wanted)):
             what = f"the plan evicts {wanted.as_pairs()}, {done.as_pairs()} was evicted behind it"
             found.append(Broken(event.session_id, event.seq, what))
@@ -102,12 +101,16 @@ def plan_findings(events: Sequence[Event], plans: Mapping[int, PlanRow]) -> list
     return found
 
 
-def _evicted_behind(events: Sequence[Event], at: int) -> tuple[RangeSet, Event | None]:
-    """What the evicts from index `at` took out, and the first event that is no part of carrying a plan out."""
+def _carried_out(events: Sequence[Event], at: int) -> tuple[RangeSet, bool]:
+    """What the evicts from index `at` took out, and whether they were cut short: by a failure, a cancel or the end."""
     done = RangeSet()
     for event in events[at:]:
         if event.op is Op.EVICT and event.start is not None and event.stop is not None:
             done |= RangeSet([(event.start, event.stop)])
+        elif event.op is Op.REFUSE and event.error_class == Cancelled.__name__:
+            return done, True
         elif event.op not in (Op.SHIFT, Op.TRIM, Op.REFUSE):
-            return done, event
-    return done, None
+            # A cancel first takes back what the operation had computed; its refusal comes behind that.
+            taken_back = event.op is Op.TRUNCATE and event.reason == "cancelled"
+            return done, taken_back or event.op in (Op.FATAL, Op.CLOSE, Op.LOST)
+    return done, True

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from kvtape.backends.errors import ContextOverflow, UnsupportedOperation
+from kvtape.backends.errors import Cancelled, ContextOverflow, UnsupportedOperation
 from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.events import Event, Op, Way
 from kvtape.planner.specs import parse_policy
 from kvtape.planner.ways import available_ways
+from kvtape.replay.invariants import plan_findings
 from support.parity import BACKENDS, TOKENS, Played, capabilities_of, open_session, said
 
 pytestmark = [pytest.mark.contract("I3"), pytest.mark.timeout(120)]
@@ -164,6 +167,37 @@ def test_evicting_by_recompute_gives_the_same_set_at_its_own_cost(name: str) -> 
         for e in evicts(played) if evict_by == "recompute" else ():
             assert (e.way, e.recomputed_tokens) == (Way.RECOMPUTE, e.resident_tokens)
     assert len({str(k) for k in kept}) == 1
+
+
+@every_backend
+@pytest.mark.parametrize("evict_by", ["native", "recompute"])
+def test_a_cancel_under_a_plan_leaves_one_account(name: str, evict_by: str) -> None:
+    """It came as the plan was carried out: undone, or done and the session closed; never a plan half told."""
+    can = capabilities_of(name)
+    if not (can.recompute_range if evict_by == "recompute" else available_ways(can, True)):
+        pytest.skip("there is no such way to evict here")
+    played = open_session(name, STREAM, evict_by=evict_by)
+    session, backend = played.session, played.session._parts.backend
+    for operation in ("evict", "rebuild"):
+        setattr(backend, operation, cancelling(played, getattr(backend, operation)))
+    with session:
+        session.ensure_prefix(TOKENS[:200])
+        with pytest.raises(Cancelled):
+            session.prefill_suffix(TOKENS[200:400])
+        if not session.ended:
+            played.check()
+            session.prefill_suffix(TOKENS[200:220])
+            played.check()
+    assert plan_findings(played.sink.events, {p.seq: p for p in played.sink.plans}) == []
+    assert any(p.evict != "[]" for p in played.sink.plans)
+
+
+def cancelling(played: Played, real: Callable[..., Any]) -> Callable[..., Any]:
+    def first_cancelled(*arguments: Any) -> Any:
+        played.session.cancel()
+        return real(*arguments)
+
+    return first_cancelled
 
 
 @every_backend

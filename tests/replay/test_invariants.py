@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvtape.backends.clock import ManualClock
-from kvtape.backends.errors import SessionFatal
+from kvtape.backends.errors import Cancelled, SessionFatal
 from kvtape.backends.session import Session
 from kvtape.planner.events import Event, Op, Way
 from kvtape.planner.rows import PlanRow
@@ -120,3 +120,31 @@ def test_a_plan_that_was_cut_short_may_have_done_less_and_nothing_else() -> None
     assert plan_findings(cut, plans(sink)) == []
     other = replace(sink.events[at], start=0, stop=1, way=Way.GAP)
     assert plan_findings([*cut, other], plans(sink)) != []
+
+
+@pytest.mark.parametrize("computed", [0, 30])
+def test_a_plan_that_was_cancelled_did_nothing_and_a_plan_that_was_refused_is_broken(computed: int) -> None:
+    """With and without something that the cancel takes back."""
+    toy, sink = toy_backend(n_ctx=48, chunk=8), ListSink()
+    policy = parse_policy("stream:sink=2,recent=9,block=4")
+    with Session(toy, policy, sink, ManualClock(), run_id="r", session_id="s", evict_by="recompute") as session:
+        session.ensure_prefix([i % 60 for i in range(30)])
+        rebuild = toy.rebuild
+
+        def cancelled(*arguments: Any) -> Any:
+            session.cancel()
+            return rebuild(*arguments)
+
+        toy.rebuild = cancelled  # type: ignore[method-assign]
+        with pytest.raises(Cancelled):
+            session.prefill_suffix([5] * computed) if computed else session.plan_now(12)
+        toy.rebuild = rebuild  # type: ignore[method-assign]
+        session.prefill_suffix([5, 6])
+    taken_back = [Op.TRUNCATE] if computed else []
+    behind = [Op.PLAN, *taken_back, Op.REFUSE, Op.PROMPT, Op.PREFILL, Op.CLOSE]
+    assert [e.op for e in sink.events[-len(behind) :]] == behind
+    assert plan_findings(sink.events, plans(sink)) == []
+    refused, _ = change(sink.events, Op.REFUSE, error_class="UnsupportedOperation")
+    other = [replace(e, reason="asked") if e.op is Op.TRUNCATE else e for e in refused]
+    (found,) = plan_findings(other, plans(sink))
+    assert "[] was evicted behind it" in found.what
