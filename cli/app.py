@@ -12,6 +12,7 @@ import typer
 from typer.exceptions import Exit, TyperException
 
 from kvtape.cli import (
+    calibrate,
     capacity,
     curve,
     demo,
@@ -25,6 +26,7 @@ from kvtape.cli import (
     repair,
     replay,
     show,
+    simulate,
     sql,
     verify,
 )
@@ -47,6 +49,8 @@ app = typer.Typer(
 for _verb in (demo.demo, record.record, replay.replay, show.show, sql.sql, verify.verify, diff.diff, doctor.doctor):
     app.command()(_verb)
 app.command()(capacity.capacity)
+app.command()(calibrate.calibrate)
+app.command()(simulate.simulate)
 app.command()(curve.curve)
 app.command("eval")(evaluate)
 app.command()(repair.repair)

@@ -1,1 +1,1 @@
-"""What-ifs on modelled time. Empty until the simulator lands; the room fixes where it goes."""
+"""What-ifs: a log once more in modelled time (`world`), what operations cost (`costs`), prefix blocks (`blocks`)."""

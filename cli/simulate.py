@@ -1,0 +1,197 @@
+"""`kvtape simulate`: a log once more, under another policy or on another machine, in modelled time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvtape.cli.args import AsJson, LogPath
+from kvtape.cli.simulation import (
+    Affinity,
+    ArrivalsOption,
+    CostsPath,
+    LinkBandwidth,
+    LinkLatency,
+    Memory,
+    Pace,
+    TrainedContext,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtape.cli.output import Section
+    from kvtape.sim.costs.model import CostTable
+    from kvtape.sim.world.running import Simulated
+    from kvtape.sim.world.script import Script
+    from kvtape.sim.world.settings import Settings
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    log: LogPath,
+    costs: CostsPath,
+    policy: Annotated[
+        str | None, typer.Option("--policy", metavar="SPEC", help="Another policy; default: the recorded one.")
+    ] = None,
+    n_ctx: Annotated[
+        int | None, typer.Option("--n-ctx", metavar="N", min=2, help="Another context, tokens; default: as recorded.")
+    ] = None,
+    block: Annotated[int | None, typer.Option("--block", metavar="N", min=1, help="Tokens of a planner block.")] = None,
+    cold_tokens: Annotated[
+        int | None, typer.Option("--cold-tokens", metavar="N", min=0, help="Another cold-store budget, tokens.")
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option("--slots", metavar="N", min=0, help="Contexts in use at once; default: one each.")
+    ] = None,
+    memory: Memory = None,
+    link: LinkBandwidth = None,
+    link_latency: LinkLatency = 0.0,
+    arrivals: ArrivalsOption = "open",
+    pace: Pace = 1.0,
+    affinity: Affinity = True,
+    n_ctx_train: TrainedContext = None,
+    out: Annotated[
+        Path | None, typer.Option("--log", metavar="OUT", help="Write the simulated events to a new log.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Run a log's workload again in modelled time, decisions made anew.
+
+    The same session and planner code as live; what operations cost comes from the cost model. Tokens are the log's:
+    another policy changes what is resident and what it costs, not what the model said.
+
+    \b
+    Example:
+      kvtape simulate demo-out/demo.duckdb --costs costs.json \\
+        --policy stream:sink=4,recent=252 --n-ctx 512 --log simulated.duckdb
+    """
+    from kvtape.cli.logs import opened
+    from kvtape.cli.output import emit
+    from kvtape.cli.progress import progress
+    from kvtape.cli.simulation import byte_count, latency_ns, trained_context_of
+    from kvtape.sim.costs.model import read_costs
+    from kvtape.sim.world.reading import read_scripts
+    from kvtape.sim.world.running import simulate as run
+    from kvtape.sim.world.settings import Settings
+
+    settings = Settings(
+        policy=policy,
+        n_ctx=n_ctx,
+        block=block,
+        cold_tokens=cold_tokens,
+        slots=slots,
+        memory_bytes=byte_count("--memory", memory),
+        link_bytes_per_s=byte_count("--link", link),
+        link_latency_ns=latency_ns(link_latency),
+        arrivals=arrivals,  # type: ignore[arg-type]
+        pace=pace,
+        affinity=affinity,
+    )
+    table = read_costs(costs)
+    with opened(log) as tape:
+        scripts = read_scripts(tape)
+        source = tape.logical_digest()
+    trained = trained_context_of(scripts, n_ctx_train)
+    with progress("simulating") as shown:
+        if out is None:
+            found = run(scripts, settings, table, n_ctx_train=trained, progress=shown.update)
+            digest = None
+        else:
+            found, digest = _recorded(out, scripts, settings, table, trained, source)
+    body = _body(found, settings, table, source) | {"log": None if out is None else str(out), "run_digest": digest}
+    emit("simulate", body, _sections(found), as_json=as_json)
+    return 0
+
+
+def _recorded(
+    out: Path, scripts: Sequence[Script], settings: Settings, costs: CostTable, trained: int | None, source: str
+) -> tuple[Simulated, str]:
+    """As `simulate`, with every event in a new log, sealed at the end. Its logical digest beside the result."""
+    from kvtape.backends.modelled.clock import VirtualTimeline
+    from kvtape.cli.logs import opened
+    from kvtape.cli.recording import new_log, recording
+    from kvtape.sim.world.running import simulate as run
+
+    place = new_log(out)
+    row = _run_row(settings, costs, source, trained)
+    with recording(place, row, VirtualTimeline()) as recorder:
+        found = run(scripts, settings, costs, run_id=row.run_id, sinks=[recorder], n_ctx_train=trained)
+    with opened(place) as tape:
+        return found, tape.logical_digest(row.run_id)
+
+
+def _run_row(settings: Settings, costs: CostTable, source: str, trained: int | None) -> Any:
+    import hashlib
+    import json
+
+    from kvtape.cli.output import canonical_json, kvtape_version, report_digest
+    from kvtape.planner.rows import RunRow
+
+    config = canonical_json(
+        {
+            "verb": "simulate",
+            "settings": settings.as_dict(),
+            "rules": settings.rules(),
+            "parent_digest": source,
+            "costs_digest": report_digest(costs.to_json()),
+            "n_ctx_train": trained,
+        }
+    )
+    digest = hashlib.sha256(config.encode()).hexdigest()
+    return RunRow(
+        run_id=f"simulation-{digest[:12]}",
+        kind="simulation",
+        config_digest=digest,
+        config=config,
+        kvtape_version=kvtape_version(),
+        engine_versions=json.dumps({"modelled": "1"}),
+        started_at_ns=0,
+    )
+
+
+def _body(found: Simulated, settings: Settings, costs: CostTable, source: str) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from kvtape.cli.output import report_digest
+
+    config = {"settings": settings.as_dict(), "costs": report_digest(costs.to_json())}
+    turns = [
+        asdict(t) | {"queued_ns": t.queued_ns, "ttft_ns": t.ttft_ns, "latency_ns": t.latency_ns} for t in found.turns
+    ]
+    return {
+        "figures": found.figures,
+        "turns": turns,
+        "rules": found.rules,
+        "assumed": list(found.assumed),
+        "settings": settings.as_dict(),
+        "source_digest": source,
+        "costs_digest": config["costs"],
+        "config_digest": report_digest(config),
+        "seed": None,
+    }
+
+
+def _sections(found: Simulated) -> list[Section]:
+    from kvtape.cli.output import Section
+
+    rows: list[tuple[str, Any]] = []
+    for key, value in found.figures.items():
+        if key.endswith("_ns"):
+            rows.append((key.removesuffix("_ns") + ", ms", None if value is None else value / 1e6))
+        else:
+            rows.append((key.replace("_", " "), value))
+    sections = [Section("simulated", ("what", "value"), rows)]
+    refused: dict[str, int] = {}
+    for turn in found.turns:
+        if turn.why is not None:
+            refused[turn.why] = refused.get(turn.why, 0) + 1
+    if refused:
+        sections.append(Section("what was not served, and why", ("turns", "why"), [(n, w) for w, n in refused.items()]))
+    sections.append(Section("rules", ("rule", "value"), list(found.rules.items())))
+    if found.assumed:
+        sections.append(Section("assumed", ("what",), [(text,) for text in found.assumed]))
+    return sections

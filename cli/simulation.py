@@ -1,0 +1,101 @@
+"""What the commands that simulate share: their options, the log as a workload, the model's trained context."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtape.sim.world.script import Script
+
+__all__ = [
+    "Affinity",
+    "ArrivalsOption",
+    "CostsPath",
+    "LinkBandwidth",
+    "LinkLatency",
+    "Memory",
+    "Pace",
+    "TrainedContext",
+    "byte_count",
+    "latency_ns",
+    "trained_context_of",
+]
+
+CostsPath = Annotated[
+    Path, typer.Option("--costs", metavar="F.json", help="Costs, from kvtape calibrate.", show_default=False)
+]
+Memory = Annotated[
+    str | None, typer.Option("--memory", metavar="SIZE", help="KV memory that all contexts share; default: enough.")
+]
+LinkBandwidth = Annotated[
+    str | None,
+    typer.Option(
+        "--link", metavar="SIZE", help="Bytes a second to the cold store, shared by all; default: as calibrated."
+    ),
+]
+LinkLatency = Annotated[
+    float, typer.Option("--link-latency", metavar="MS", min=0.0, help="Latency of each transfer over --link.")
+]
+ArrivalsOption = Annotated[
+    str, typer.Option("--arrivals", metavar="open|closed", help="Keep recorded times, or recorded think times.")
+]
+Pace = Annotated[float, typer.Option("--pace", metavar="X", help="So many times as fast as recorded.")]
+Affinity = Annotated[
+    bool,
+    typer.Option("--affinity/--no-affinity", help="Whether a conversation finds its cache again in its next turn."),
+]
+TrainedContext = Annotated[
+    int | None,
+    typer.Option(
+        "--n-ctx-train",
+        metavar="N",
+        min=2,
+        help="The model's trained context; default: the model's, where it is found.",
+    ),
+]
+
+
+def byte_count(option: str, text: str | None) -> int | None:
+    """A size such as 512MiB, in bytes; 0 is let through. Raises SimulationError naming the option."""
+    from kvtape.capacity.errors import CapacityError
+    from kvtape.capacity.sizes import parse_size
+    from kvtape.sim.errors import SimulationError
+
+    if text is None:
+        return None
+    if text.strip() == "0":
+        return 0
+    try:
+        return parse_size(text)
+    except CapacityError as err:
+        raise SimulationError(f"{option} {text}: {err}") from None
+
+
+def latency_ns(ms: float) -> int:
+    """Whole nanoseconds of a latency in milliseconds. Raises SimulationError for what is no number."""
+    from math import isfinite
+
+    from kvtape.sim.errors import SimulationError
+
+    if not isfinite(ms):
+        raise SimulationError(f"--link-latency {ms}: needs a number of milliseconds")
+    return round(ms * 1e6)
+
+
+def trained_context_of(scripts: Sequence[Script], given: int | None) -> int | None:
+    """What is given, else that of the demo model where it is the log's; None where nobody knows."""
+    from kvtape.backends.errors import UsageError
+    from kvtape.cli.models import model_for_log, trained_context
+
+    row = scripts[0].row
+    if given is not None or row.model_fingerprint is None:
+        return given
+    try:
+        return trained_context(model_for_log(None, row.model_fingerprint, row.model_name))
+    except UsageError:
+        return None

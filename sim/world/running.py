@@ -1,0 +1,194 @@
+"""A simulated run: every conversation of a log on one machine, in modelled time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import simpy
+
+from kvtape.backends.protocol import EventSink
+from kvtape.sim.costs.model import CostTable
+from kvtape.sim.errors import Stalled
+from kvtape.sim.world.measures import Counter, TurnResult, summary
+from kvtape.sim.world.player import Done, Player, Setup
+from kvtape.sim.world.script import Script, Turn
+from kvtape.sim.world.server import Server
+from kvtape.sim.world.settings import Settings
+from kvtape.sim.world.shapes import check_costs, model_session
+from kvtape.sim.world.sink import ChargingSink
+from kvtape.sim.world.timeline import Link, SimTimeline
+
+__all__ = ["Simulated", "simulate"]
+
+Progress = Callable[[int, int], None]
+Wait = Generator[simpy.Event, Any, None]
+
+_STEPS_WITHOUT_TIME: Final = 1_000_000
+"""Steps in which simulated time may stand still before the watchdog ends the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """`figures` over all turns (see `measures.summary`), the turns in the order in which they ended."""
+
+    figures: dict[str, Any]
+    turns: tuple[TurnResult, ...]
+    rules: dict[str, str]
+    assumed: tuple[str, ...]
+
+
+def simulate(
+    scripts: Sequence[Script],
+    settings: Settings,
+    costs: CostTable,
+    *,
+    run_id: str = "simulated",
+    sinks: Sequence[EventSink] = (),
+    n_ctx_train: int | None = None,
+    progress: Progress | None = None,
+) -> Simulated:
+    """Run `scripts` on the machine that `settings` and `costs` describe; events go to `sinks`.
+
+    Raises SimulationError (costs of another model, nothing said of a context, ...), SpecError and UnsupportedOperation
+    for a policy that the modelled engine cannot follow, Stalled when simulated time stands still. What does not fit
+    or is refused in the middle is an outcome, and counted.
+    """
+    for script in scripts:
+        check_costs(costs, script.row)
+    world = _World(settings, costs, run_id, sinks, progress, sum(len(s.turns) for s in scripts))
+    tenants = [_Tenant(world, script, n_ctx_train) for script in scripts if script.turns]
+    for tenant in tenants:
+        world.env.process(tenant.live())
+    world.run()
+    for tenant in tenants:
+        tenant.player.close()
+    return world.result(tenants)
+
+
+@dataclass
+class _World:
+    settings: Settings
+    costs: CostTable
+    run_id: str
+    sinks: Sequence[EventSink]
+    progress: Progress | None
+    n_turns: int
+    turns: list[TurnResult] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.env = simpy.Environment(initial_time=0)
+        s = self.settings
+        self.server = Server(self.env, s.slots, s.memory_bytes)
+        rate = s.link_bytes_per_s
+        self.link = None if rate is None else Link(self.env, rate, s.link_latency_ns)
+        self.counter = Counter()
+
+    def run(self) -> None:
+        """Until nothing is left to happen."""
+        last, still = self.env.now, 0
+        while self.env.peek() != float("inf"):
+            self.env.step()
+            still = still + 1 if self.env.now == last else 0
+            last = self.env.now
+            if still > _STEPS_WITHOUT_TIME:
+                raise Stalled(
+                    f"simulated time stands still at {last} ns after {still} steps; {len(self.turns)} turns done"
+                )
+
+    def done(self, result: TurnResult) -> None:
+        self.turns.append(result)
+        if self.progress is not None:
+            self.progress(len(self.turns), self.n_turns)
+
+    def result(self, tenants: Sequence[_Tenant]) -> Simulated:
+        extra = {
+            "displaced": self.server.displaced,
+            "not_repeated": sum(t.not_repeated for t in tenants),
+            "skipped": sum(t.script.skipped for t in tenants),
+            "link_busy_ns": None if self.link is None else self.link.busy_ns,
+            "link_bytes": None if self.link is None else self.link.n_bytes,
+        }
+        assumed = dict.fromkeys(text for t in tenants for text in t.modelled.assumed)
+        assumed |= dict.fromkeys(f"{kind} costs what {by} costs" for kind, by in self.costs.stand_ins.items())
+        if self.costs.origin.hypothetical:
+            assumed["hypothetical costs: from numbers of hardware, no log"] = None
+        figures = summary(self.turns, self.counter, extra)
+        return Simulated(figures, tuple(self.turns), self.settings.rules(), tuple(assumed))
+
+
+class _Tenant:
+    """A conversation: waits for its turns, for the machine, and carries them out."""
+
+    def __init__(self, world: _World, script: Script, n_ctx_train: int | None) -> None:
+        self.name, self.script = script.row.session_id, script
+        self.modelled = model_session(script, world.settings, world.costs, n_ctx_train)
+        shape = self.modelled.shape
+        self.n_bytes = shape.n_ctx * shape.row_bytes
+        self.not_repeated = 0
+        self._world = world
+        self._time = SimTimeline(world.env, world.link)
+        sink = ChargingSink((world.counter, *world.sinks), world.costs, self._time)
+        setup = Setup(shape, self.modelled.policy, world.costs, world.run_id, script.evict_by, self.modelled.repeat)
+        self.player = Player(setup, self.name, sink, self._time)
+
+    def displaced(self) -> None:
+        self.player.close("displaced")
+
+    def live(self) -> Wait:
+        world, ended = self._world, 0
+        for i, turn in enumerate(self.script.turns):
+            arrived = self._arrival(turn, ended, first=i == 0)
+            if arrived > world.env.now:
+                yield world.env.timeout(arrived - int(world.env.now))
+            if not world.server.fits(self):
+                self._unserved(turn, arrived, f"its context takes {self.n_bytes} bytes of KV, more than the memory has")
+                continue
+            yield from world.server.acquire(self)
+            yield from self._serve(turn, arrived)
+            keep = world.settings.affinity and i + 1 < len(self.script.turns)
+            if not keep:
+                self.player.close("asked")
+            world.server.release(self, keep=keep)
+            ended = int(world.env.now)
+
+    def _arrival(self, turn: Turn, ended: int, *, first: bool) -> int:
+        settings = self._world.settings
+        if settings.arrivals == "open" or first:
+            return round(turn.at_ns / settings.pace) if settings.pace != 1 else turn.at_ns
+        think = round(turn.think_ns / settings.pace) if settings.pace != 1 else turn.think_ns
+        return ended + think
+
+    def _serve(self, turn: Turn, arrived: int) -> Wait:
+        env, done = self._world.env, Done()
+        began = int(env.now)
+
+        def call() -> None:
+            self.player.turn(turn.steps, turn.tape, done)
+
+        yield from self._time.run(call)
+        self.not_repeated += done.not_repeated
+        ended = int(env.now)
+        outcome = "refused" if done.why is not None and done.prompted_ns is None else "served"
+        if outcome == "served" and (done.why is not None or done.generated < done.wanted):
+            outcome = "cut_short"
+        prompted = ended if done.prompted_ns is None else done.prompted_ns
+        self._world.done(
+            TurnResult(
+                self.name,
+                turn.number,
+                arrived,
+                began,
+                prompted,
+                ended,
+                done.decode_ns,
+                done.generated,
+                outcome,
+                done.why,
+            )
+        )
+
+    def _unserved(self, turn: Turn, arrived: int, why: str) -> None:
+        now = int(self._world.env.now)
+        self._world.done(TurnResult(self.name, turn.number, arrived, now, now, now, 0, 0, "unserved", why))

@@ -1,0 +1,78 @@
+"""What one conversation asks for, turn by turn: the part of a log that no policy changes.
+
+Tokens are the log's (teacher-forced). What was decided and carried out is left behind, but for what the caller asked
+for by name (an evict, an admit): those steps are marked `asked`, and only the recorded policy repeats them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvtape.planner.blocks import CacheClass
+from kvtape.planner.rows import SessionRow
+
+__all__ = ["Script", "Step", "StepKind", "Stretch", "Turn"]
+
+StepKind = Literal["prefix", "suffix", "generate", "snapshot", "restore", "evict", "admit", "compact", "policy", "plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tokens of one segment of a prompt."""
+
+    kind: str
+    cache_class: CacheClass
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of the caller.
+
+    prefix     `stretches` are the whole prompt; `logits`: whether its last token had to be computed
+    suffix     `stretches` go behind a tape of `at` tokens
+    generate   `n` were asked for, `tokens` came
+    snapshot, restore   `n` is the snapshot's number
+    evict      tape positions `[at, at + n)`; admit   block `n`, `in_place` or not
+    policy     `text` rules from here on; plan   planning was asked for, down to `n`
+    """
+
+    kind: StepKind
+    n: int = 0
+    at: int = 0
+    tokens: tuple[int, ...] = ()
+    stretches: tuple[Stretch, ...] = ()
+    logits: bool = True
+    in_place: bool = True
+    text: str = ""
+    asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """`at_ns`: when it came, from the log's first event. `think_ns`: since the turn before ended.
+
+    `tape`: what was on the tape before it, so that a conversation that lost its cache can go on.
+    """
+
+    number: int
+    at_ns: int
+    think_ns: int
+    steps: tuple[Step, ...]
+    tape: tuple[Stretch, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One recorded session. `ended`: how it ended: close, fatal, lost or open. `skipped`: calls that left no effect.
+
+    `evict_by`: native or recompute, as recorded.
+    """
+
+    row: SessionRow
+    turns: tuple[Turn, ...]
+    ended: str
+    skipped: int
+    evict_by: str
+    n_vocab: int

@@ -1,0 +1,76 @@
+"""What is varied in a simulation, and the names of its rules."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from kvtape.sim.errors import SimulationError
+
+__all__ = ["Arrivals", "Settings"]
+
+Arrivals = Literal["open", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One machine and one way to drive it. None: as recorded.
+
+    `policy` spec text. `n_ctx`, `budget`, `cold_tokens` in tokens; `block` tokens of a planner block. `slots`:
+    contexts that can be in use at once, None for one each. `memory_bytes`: KV that all contexts may take together.
+    `link_bytes_per_s`, `link_latency_ns`: the link to the cold store, which all slots share; None: as calibrated,
+    and not shared. `arrivals`: `open` keeps the recorded times, `closed` the recorded thinking between turns;
+    `pace` divides both. `affinity`: a conversation finds its cache again while nobody needed the slot.
+    """
+
+    policy: str | None = None
+    budget: int | None = None
+    n_ctx: int | None = None
+    block: int | None = None
+    cold_tokens: int | None = None
+    slots: int | None = None
+    memory_bytes: int | None = None
+    link_bytes_per_s: int | None = None
+    link_latency_ns: int = 0
+    arrivals: Arrivals = "open"
+    pace: float = 1.0
+    affinity: bool = True
+
+    def __post_init__(self) -> None:
+        if self.slots is not None and self.slots < 1:
+            raise SimulationError(f"slots={self.slots}: with no slot alive nothing is served; give at least 1")
+        if self.link_bytes_per_s is not None and self.link_bytes_per_s < 1:
+            raise SimulationError(
+                f"a cold-store link of {self.link_bytes_per_s} bytes/s moves nothing; give it bandwidth"
+            )
+        if self.link_latency_ns < 0:
+            raise SimulationError(f"a link latency of {self.link_latency_ns} ns; it cannot be negative")
+        if self.memory_bytes is not None and self.memory_bytes < 1:
+            raise SimulationError(f"a KV memory of {self.memory_bytes} bytes holds no context")
+        if not 0 < self.pace < float("inf"):
+            raise SimulationError(f"pace {self.pace}: needs a number above 0")
+        if self.arrivals not in ("open", "closed"):
+            raise SimulationError(f"arrivals {self.arrivals!r}: choose open or closed")
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def rules(self) -> dict[str, str]:
+        """What the numbers of a report rest on, in words."""
+        timing = "open loop: recorded arrival times" if self.arrivals == "open" else "closed loop: recorded think times"
+        link = (
+            "as calibrated, each slot by itself" if self.link_bytes_per_s is None else "shared, one transfer at a time"
+        )
+        return {
+            "workload": "teacher-forced from the log; a policy changes costs and residency, never what is said",
+            "arrivals": timing + ("" if self.pace == 1 else f", {self.pace:g} times as fast"),
+            "queue": "first come, first served; a conversation's turns wait for each other",
+            "slots": "one each" if self.slots is None else f"{self.slots}, each computing at the calibrated speed",
+            "affinity": (
+                "a conversation keeps its slot until another needs it, the longest idle first"
+                if self.affinity
+                else "none: every turn begins with an empty cache"
+            ),
+            "cold_link": link,
+            "ttft": "from arrival to the logits of the prompt's last token",
+        }
