@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from kvtape.sim.blocks.block_trace import BlockTrace, Ints, index_kind
-from kvtape.sim.blocks.identity import by_first_use, path_codes
+from kvtape.sim.blocks.identity import by_first_use, path_codes, stable_order
 from kvtape.sim.blocks.rules import Rules
 
 __all__ = ["Accesses", "Workload"]
@@ -83,7 +83,7 @@ class Workload:
 
 
 def _last_access(blocks: Ints) -> Ints:
-    by_block = np.argsort(blocks, kind="stable").astype(index_kind(len(blocks)))
+    by_block = stable_order(blocks).astype(index_kind(len(blocks)))
     same = np.flatnonzero(blocks[by_block[1:]] == blocks[by_block[:-1]])
     before = np.full(len(blocks), -1, by_block.dtype)
     before[by_block[same + 1]] = by_block[same]

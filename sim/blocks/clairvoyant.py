@@ -16,6 +16,7 @@ import numpy as np
 
 from kvtape.sim.blocks.accesses import Accesses
 from kvtape.sim.blocks.block_trace import Ints
+from kvtape.sim.blocks.identity import stable_order
 
 __all__ = ["Intervals", "hits_of", "intervals_held", "intervals_single", "kept"]
 
@@ -42,10 +43,12 @@ class Intervals:
 def intervals_held(a: Accesses) -> Intervals:
     """Requests as times. A path of blocks that two requests share is one interval; its deepest block goes first."""
     n = a.n_requests
-    again = np.flatnonzero(a.before >= 0)
-    pair = a.request[a.before[again]].astype(np.int64) * n + a.request[again]
-    order = np.lexsort((a.depth[again], pair))
-    ordered = pair[order]
+    by_depth = np.empty_like(a.before)
+    by_depth[a.starts[a.request] + a.depth] = np.arange(len(a))
+    again = by_depth[a.before[by_depth] >= 0]  # by request, then from the first block on
+    begun = a.request[a.before[again]]
+    order = stable_order(begun)
+    ordered = begun[order].astype(np.int64) * n + a.request[again[order]]
     first = np.flatnonzero(np.concatenate([np.ones(1, bool), ordered[1:] != ordered[:-1]])) if len(again) else order
     count = np.diff(np.append(first, len(ordered)))
     group, rank = np.full(len(a), -1, a.before.dtype), np.zeros(len(a), a.before.dtype)
@@ -101,7 +104,7 @@ def _greedy(begin: Ints, end: Ints, count: Ints, room: int) -> Ints:
     """What is kept where at most `room` blocks overlap. Of two that end together the one that began later stays."""
     n = len(begin)
     left, ends = count.tolist(), end.tolist()
-    ending = np.argsort(end, kind="stable").tolist()
+    ending = stable_order(end).tolist()
     heap: list[int] = []
     alive = done = 0
     most = _HEAP

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvtape.sim.blocks.accesses import Workload
 from kvtape.sim.blocks.arrival import Fifos
 from kvtape.sim.blocks.errors import CurveError
-from kvtape.sim.blocks.identity import by_first_use, path_codes
+from kvtape.sim.blocks.identity import by_first_use, path_codes, stable_order
 from kvtape.sim.blocks.policies.registry import CLASSES, choose_policy
 from kvtape.sim.blocks.policies.running import run_policy
 from kvtape.sim.blocks.recency import NEVER, count_below, stack_distances
@@ -47,6 +47,14 @@ def test_a_block_is_its_whole_path(requests: list[list[int]]) -> None:
     wanted = [p for path in paths(requests) for p in path]
     number = {p: i for i, p in enumerate(dict.fromkeys(wanted))}
     assert codes.tolist() == [number[p] for p in wanted]
+
+
+@given(st.lists(st.integers(0, 2**40) | st.integers(0, 3), max_size=30))
+def test_codes_count_first_uses_and_orders_are_stable(values: list[int]) -> None:
+    keys = np.array(values, np.int64)
+    number = {v: i for i, v in enumerate(dict.fromkeys(values))}
+    assert by_first_use(keys).tolist() == [number[v] for v in values]
+    assert stable_order(keys).tolist() == sorted(range(len(values)), key=values.__getitem__)
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=40), st.data())
