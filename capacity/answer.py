@@ -9,7 +9,7 @@ from typing import Any, Final
 from kvtape.capacity.allocation import Allocation, CacheSettings, EngineRule
 from kvtape.capacity.engines import Sizing, engine_rule
 from kvtape.capacity.errors import CapacityError
-from kvtape.capacity.geometry import KVGeometry
+from kvtape.capacity.geometry import KVGeometry, LayerKind
 from kvtape.capacity.layers import ModelKV
 from kvtape.capacity.resolve import MemoryBudget, ResolvedContext, ServedTokens, resolve
 
@@ -154,6 +154,10 @@ def _notes(question: Question, served: int, found: Allocation | None) -> tuple[s
     settings = question.settings
     if question.memory is not None and not question.memory.weights:
         notes.append("assumed: no weights in this memory; give their size with --weights")
+    latent = any(group.kind is LayerKind.LATENT for group in question.model.geometry.groups)
+    if latent and question.engine.startswith("llama.cpp") and question.type_k != question.type_v:
+        types = f"{question.type_k} and {question.type_v}"
+        notes.append(f"llama.cpp refuses latent rows of {types} from July 2026 on (#25871); give one type")
     if found is None:
         return (*notes, "nothing fits: not even the smallest context")
     if found.n_ctx != served:

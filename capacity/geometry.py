@@ -46,7 +46,8 @@ _PARTS = {
 class LayerGroup:
     """`count` layers alike. `k_elems`, `v_elems`: elements of a row (of a state: RECURRENT), all `heads` together.
 
-    `part` names the cache that the layers live in; by default it follows from the kind.
+    `part` names the cache that the layers live in; by default it follows from the kind. `copy_elems`: LATENT, elements
+    of the values within a row, which some engines keep a second time.
     """
 
     kind: LayerKind
@@ -58,9 +59,10 @@ class LayerGroup:
     type_k: str = "f16"
     type_v: str = "f16"
     part: str = ""
+    copy_elems: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.count, self.k_elems, self.v_elems) < 0 or self.heads < 1:
+        if min(self.count, self.k_elems, self.v_elems, self.copy_elems) < 0 or self.heads < 1:
             raise CapacityError(f"a group of layers with negative sizes or without heads: {self}")
         if not self.part:
             object.__setattr__(self, "part", _PARTS[self.kind])

@@ -103,7 +103,7 @@ def _attention_layer(i: int, kv_heads: int, heads: _Heads, windows: Windows, *, 
     if shared:
         return LayerGroup(LayerKind.SHARED, 1, kv_heads * key, kv_heads * value, kv_heads)
     if heads.latent:
-        return LayerGroup(LayerKind.LATENT, 1, kv_heads * key, 0, kv_heads)
+        return LayerGroup(LayerKind.LATENT, 1, kv_heads * key, 0, kv_heads, copy_elems=kv_heads * value)
     kind = LayerKind.GLOBAL
     if windowed:
         kind = LayerKind.CHUNKED if windows.chunked else LayerKind.WINDOWED

@@ -28,7 +28,8 @@ class LlamaRule:
     `per_stream`: separate slots have caches of their own. `padding`: contexts and caches are multiples of 256 with
     flash attention and of 32 without (`by_attention`), of nothing, or of 256. `pads_result`: the windowed cache is
     padded after it was bounded by the context, not before. `hybrid_n_ctx`: in a hybrid model every stream of the
-    attention cache has the cells of the whole context.
+    attention cache has the cells of the whole context. `latent_copy`: a latent cache has values too, a copy of a part
+    of its keys.
     """
 
     since: int
@@ -39,6 +40,7 @@ class LlamaRule:
     padding: Literal["by_attention", "none", "256"] = "by_attention"
     pads_result: bool = False
     hybrid_n_ctx: bool = True
+    latent_copy: bool = True
     exact: bool = True
 
     @property
@@ -51,12 +53,14 @@ class LlamaRule:
         pad = {"by_attention": "pad256 (pad32 without flash attention)", "none": "unpadded", "256": "pad256"}
         cells = "windowed layers as full"
         if self.windows:
-            window = f"window x {'slots if unified' if self.per_stream else 'slots'} + {self.beside_window}"
+            times = "(slots if unified else 1)" if self.per_stream else "slots"
+            window = f"window x {times} + {self.beside_window}"
             bounded = f"pad(min(context, {window}))" if self.pads_result else f"min(context, pad({window}))"
             cells = f"windowed cells {bounded}"
         hybrid = "; hybrid attention gets the whole context for every slot" if self.hybrid_n_ctx else ""
+        latent = "; latent rows and a copy of their values" if self.latent_copy else ""
         placed = "" if self.exact else ", build placed by date"
-        return f"{pad[self.padding]}; {cells}{hybrid} ({self.pull}{placed})"
+        return f"{pad[self.padding]}; {cells}{hybrid}{latent} ({self.pull}{placed})"
 
     def context_step(self, settings: CacheSettings) -> int:
         """See `EngineRule.context_step`: every slot of its own is rounded up."""
@@ -74,6 +78,8 @@ class LlamaRule:
             # Without flash attention values are stored transposed, one width for all layers.
             padded = not settings.flash_attention and group.v_elems and group.kind is not LayerKind.RECURRENT
             v = row_bytes(group.type_v, widest) if padded else group.v_row_bytes
+            if group.kind is LayerKind.LATENT and self.latent_copy:
+                v = row_bytes(group.type_v, group.copy_elems)
             part = group.part if self.windows or not group.is_windowed else "full"
             if group.kind is not LayerKind.SHARED and group.count:
                 lines.append(CacheLine(part, group, group.count * group.k_row_bytes, group.count * v))
@@ -127,8 +133,15 @@ LLAMA_RULES: Final = (
     LlamaRule(5913, "#14363: a cache for each slot"),
     LlamaRule(6868, "#16812: no padding", padding="none", exact=False),
     LlamaRule(6975, "#17046: padded to 256", padding="256", pads_result=True),
+    LlamaRule(7825, "#19067: latent rows alone", padding="256", pads_result=True, latent_copy=False, exact=False),
     LlamaRule(
-        8018, "#19559: hybrid models sized by slot", padding="256", pads_result=True, hybrid_n_ctx=False, exact=False
+        8018,
+        "#19559: hybrid models sized by slot",
+        padding="256",
+        pads_result=True,
+        hybrid_n_ctx=False,
+        latent_copy=False,
+        exact=False,
     ),
 )
 """Not in here: for two days of April 2026 windowed caches ignored the KV types (#21277, reverted by #21332)."""
@@ -147,7 +160,7 @@ def _check(geometry: KVGeometry, settings: CacheSettings) -> None:
     unknown = sorted({t for g in geometry.groups for t in (g.type_k, g.type_v)} - set(KV_TYPES))
     if unknown:
         raise CapacityError(f"llama.cpp does not keep a cache as {unknown[0]!r}; choose from {', '.join(KV_TYPES)}")
-    quantised = {g.type_v for g in geometry.groups if g.v_elems} - {"bf16", "f16", "f32"}
+    quantised = {g.type_v for g in geometry.groups if g.v_elems or g.copy_elems} - {"bf16", "f16", "f32"}
     if quantised and not settings.flash_attention:
         raise CapacityError(
             f"llama.cpp refuses values stored as {min(quantised)} without flash attention; turn it on, or store values "

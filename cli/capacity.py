@@ -159,8 +159,9 @@ def _memory(
 
 def _draw(found: Answer, path: Path) -> None:
     from kvtape.cli.capacity_plot import capacity_svg
+    from kvtape.cli.files import write_whole
 
-    path.write_text(capacity_svg(found), encoding="utf-8")
+    write_whole(path, capacity_svg(found))
 
 
 def _sections(name: str, found: Answer) -> list[Section]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,8 +12,10 @@ __all__ = ["is_database", "write_whole"]
 def write_whole(path: Path, text: str) -> None:
     """Write `text` as UTF-8 beside `path`, then rename: whoever reads finds the old file or the new one.
 
-    Raises OSError, and leaves nothing of its own behind.
+    Raises OSError, which names `path`, and leaves nothing of its own behind.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f"{path.name}.new")
     try:
         with temporary.open("w", encoding="utf-8") as handle:
@@ -20,6 +23,9 @@ def write_whole(path: Path, text: str) -> None:
             handle.flush()
             os.fsync(handle.fileno())
         temporary.replace(path)
+    except OSError as err:
+        temporary.unlink(missing_ok=True)
+        raise OSError(err.errno, err.strerror, str(path)) from None
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

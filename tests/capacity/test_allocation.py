@@ -40,6 +40,7 @@ latents = st.builds(
     count=st.integers(1, 30),
     k_elems=st.integers(1, 1000),
     v_elems=st.just(0),
+    copy_elems=st.integers(0, 1000),
 )
 geometries = st.lists(st.one_of(per_token, per_token, latents, states), min_size=1, max_size=5).map(
     lambda groups: KVGeometry(tuple(groups))

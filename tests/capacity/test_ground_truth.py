@@ -42,8 +42,12 @@ class Row:
 
     @property
     def build(self) -> int | None:
-        """The build that printed it: as stated, else one of its month; None for the newest."""
+        """The build that printed it: as stated, else one of its month; None for the newest, whose rule for latent rows
+        the fork ik_llama.cpp had from the start.
+        """
         when = self.cells["when"]
+        if "(fork)" in self.cells["model"]:
+            return None
         if when.startswith("b"):
             return int(when[1:])
         return _MONTHS.get(when, _MONTHS.get(when[:4]) if when[:4] < "2025" else None)

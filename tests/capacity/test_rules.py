@@ -67,6 +67,16 @@ def test_hybrid_models_before_and_after_february_2026() -> None:
     assert [(p.part, p.cells, p.streams) for p in after.parts] == [("full", 2048, 4), ("recurrent", 4, 1)]
 
 
+def test_latent_models_before_and_after_january_2026() -> None:
+    """DeepSeek-V3: 576 elements a row of keys; before #19067 512 of them a second time, as values of their type."""
+    model, types = "DeepSeek-V3/R1 MLA (fork)", ("f16", "q8_0")
+    before, after = (allocated(model, 4096, f"llama.cpp@b{b}", types).parts[0] for b in (7824, 7825))
+    assert (before.k_bytes, before.v_bytes) == (61 * 4096 * 576 * 2, 61 * 4096 * 512 * 34 // 32)
+    assert (after.k_bytes, after.v_bytes) == (61 * 4096 * 576 * 2, 0)
+    assert engine_rule("llama.cpp@b7824").text.count("copy") == 1
+    assert engine_rule("llama.cpp").text.count("copy") == 0
+
+
 @pytest.mark.parametrize(("n_ctx", "cells"), [(1, 256), (255, 256), (257, 512), (5000, 5120)])
 def test_odd_contexts_are_rounded_up(n_ctx: int, cells: int) -> None:
     assert allocated("Llama-2-7B", n_ctx).parts[0].cells == cells
@@ -99,8 +109,9 @@ def test_values_without_flash_attention() -> None:
     full, windowed = allocated("gemma-4-E4B", 4096, swa_full=True, flash_attention=False).parts
     assert full.k_bytes == full.v_bytes
     assert windowed.v_bytes == 2 * windowed.k_bytes
-    with pytest.raises(CapacityError, match="without flash attention"):
-        allocated("Llama-2-7B", 512, types=("f16", "q8_0"), flash_attention=False)
+    for model in ("Llama-2-7B", "DeepSeek-V3/R1 MLA (fork)"):
+        with pytest.raises(CapacityError, match="without flash attention"):
+            allocated(model, 512, types=("f16", "q8_0"), flash_attention=False)
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,14 @@ def test_windows_slots_types_and_engines(gemma: Path) -> None:
     assert [p["cells"] for p in whole["caches"]] == [32768, 32768]
 
 
+def test_a_latent_cache_of_two_types_is_noted(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(keys_of("DeepSeek-V3/R1 MLA (fork)", context_length=4096)))
+    for types, noted in ((("--kv-type", "q8_0"), False), (("--kv-type-k", "q8_0"), True)):
+        notes = asked("--metadata", path, *types)["assumptions"]
+        assert any("#25871" in note for note in notes) == noted
+
+
 def test_per_sequence_and_total_are_apart(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     path.write_text(json.dumps(keys_of("Llama-3.1-8B", context_length=262144)))
@@ -160,6 +168,7 @@ def test_the_plot_repeats_byte_by_byte(gemma: Path, tmp_path: Path) -> None:
     for path in (first, second):
         assert kvtape("capacity", "--metadata", gemma, "--memory", "60MiB", "--plot", path).code == 0
     assert first.read_bytes() == second.read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.svg", "b.svg"]
     svg = first.read_text()
     assert fromstring(svg).tag.endswith("svg")
     for text in ("window of 512 full", "served: ", "memory for the cache: 54.00 MiB", "context, tokens"):

@@ -26,3 +26,13 @@ def test_what_was_there_stays_until_the_new_text_is_whole(tmp_path: Path, monkey
     assert [p.name for p in tmp_path.iterdir()] == ["answers.json"]
     write_whole(path, "new")
     assert path.read_text(encoding="utf-8") == "new"
+
+
+@pytest.mark.parametrize("name", ["missing/answers.json", "folder", "."])
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError) as raised:
+        write_whole(tmp_path / name, "text")
+    assert raised.value.filename == str(tmp_path / name)
+    assert raised.value.errno in (errno.ENOENT, errno.EISDIR)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
