@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from typing import Any
 
 from kvtape.backends.errors import UsageError
 
-__all__ = ["INVARIANTS", "REQUIRED", "Evidence", "TestCount", "read_evidence", "sources_digest", "write_evidence"]
+__all__ = ["INVARIANTS", "REQUIRED", "Evidence", "Tally", "read_evidence", "sources_digest", "write_evidence"]
 
 INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6", "I7")
 
@@ -30,7 +31,7 @@ _ROOMS = ("backends", "capacity", "cli", "eval", "planner", "replay", "report", 
 
 
 @dataclass(frozen=True, slots=True)
-class TestCount:
+class Tally:
     """Tests of one invariant; `cells` of those that passed are cells of a matrix, `failures` names what failed."""
 
     passed: int
@@ -43,12 +44,15 @@ class TestCount:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """`tests`: `{id, invariant, outcome, cell}` each; `deselected`: how many tests of an invariant were left out."""
+    """`tests`: `{id, invariant, outcome, cell}` each, outcome passed, failed, skipped or not run; `deselected`: how
+    many tests of an invariant were left out; `narrowed`: what else of the command left out an unknown number.
+    """
 
     kvtape_version: str
     sources: str
     tests: tuple[Mapping[str, Any], ...]
     deselected: Mapping[str, int]
+    narrowed: tuple[str, ...]
 
     @property
     def stale(self) -> str | None:
@@ -57,23 +61,39 @@ class Evidence:
             return f"it is of kvtape {self.kvtape_version}, this is {version('kvtape')}"
         return None if self.sources == sources_digest() else "the sources have changed since"
 
-    def count(self, invariant: str) -> TestCount:
-        """What ran for `invariant`, and the files that must have and did not."""
+    def count(self, invariant: str) -> Tally:
+        """What ran for `invariant`, and what must have and did not."""
         mine = [t for t in self.tests if t["invariant"] == invariant]
-        files = {str(t["id"]).partition("::")[0].rpartition("/")[2] for t in mine}
-        missing = [name for name in REQUIRED.get(invariant, ()) if name not in files]
-        left_out = self.deselected.get(invariant, 0)
-        return TestCount(
-            passed=sum(t["outcome"] == "passed" for t in mine),
-            failed=sum(t["outcome"] == "failed" for t in mine),
-            skipped=sum(t["outcome"] == "skipped" for t in mine),
-            cells=sum(t["outcome"] == "passed" and bool(t.get("cell")) for t in mine),
+        by_outcome = Counter(t["outcome"] for t in mine)
+        return Tally(
+            passed=by_outcome["passed"],
+            failed=by_outcome["failed"],
+            skipped=by_outcome["skipped"],
+            cells=sum(t["outcome"] == "passed" and bool(t["cell"]) for t in mine),
             failures=tuple(str(t["id"]) for t in mine if t["outcome"] == "failed"),
-            missing=(*missing, *([f"{left_out} deselected tests"] if left_out else [])),
+            missing=(*_files_without_proof(invariant, mine), *self._left_out(invariant, by_outcome["not run"])),
         )
 
+    def _left_out(self, invariant: str, not_run: int) -> Iterator[str]:
+        deselected = self.deselected.get(invariant, 0)
+        if deselected:
+            yield f"{deselected} deselected tests"
+        if not_run:
+            yield f"{not_run} tests that it never came to"
+        if self.narrowed:
+            yield f"what {' '.join(self.narrowed)} left out"
 
-def write_evidence(path: Path, tests: Sequence[Mapping[str, Any]], deselected: Mapping[str, int]) -> None:
+
+def _files_without_proof(invariant: str, tests: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Required files of which no test came to an end; skipped ones say nothing."""
+    ended = [str(t["id"]) for t in tests if t["outcome"] in ("passed", "failed")]
+    files = {name.partition("::")[0].rpartition("/")[2] for name in ended}
+    return [name for name in REQUIRED.get(invariant, ()) if name not in files]
+
+
+def write_evidence(
+    path: Path, tests: Sequence[Mapping[str, Any]], deselected: Mapping[str, int], narrowed: Sequence[str] = ()
+) -> None:
     """Write what ran, for `read_evidence`; whole or not at all."""
     body = {
         "schema": _SCHEMA,
@@ -81,6 +101,7 @@ def write_evidence(path: Path, tests: Sequence[Mapping[str, Any]], deselected: M
         "sources": sources_digest(),
         "tests": list(tests),
         "deselected": dict(deselected),
+        "narrowed": list(narrowed),
     }
     temporary = path.with_name(f"{path.name}.new")
     try:
@@ -97,11 +118,17 @@ def read_evidence(path: Path) -> Evidence:
         body = json.loads(path.read_bytes())
         if body["schema"] != _SCHEMA:
             raise ValueError(f"schema {body['schema']!r}, this kvtape reads {_SCHEMA!r}")
-        tests = tuple({"id": t["id"], "invariant": t["invariant"], "outcome": t["outcome"]} | t for t in body["tests"])
-        return Evidence(body["kvtape_version"], body["sources"], tests, dict(body["deselected"]))
+        tests = tuple(
+            {key: str(t[key]) for key in ("id", "invariant", "outcome")} | {"cell": t["cell"]} for t in body["tests"]
+        )
+        return Evidence(
+            body["kvtape_version"], body["sources"], tests, dict(body["deselected"]), tuple(body["narrowed"])
+        )
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file; make it with: pytest -m contract --kvtape-evidence {path}") from None
-    except (KeyError, TypeError, ValueError) as err:
+    except OSError as err:
+        raise UsageError(f"{path}: {err.strerror}; --evidence takes the file of a test run") from None
+    except (KeyError, TypeError, ValueError, RecursionError) as err:
         raise UsageError(f"{path}: no evidence of a test run ({err!r})") from None
 
 

@@ -13,51 +13,52 @@ from kvtape.replay.evidence import write_evidence
 
 __all__ = ["EvidenceRecorder"]
 
-_INVARIANT, _CELL = "kvtape_contract", "kvtape_cell"
-
 
 class EvidenceRecorder:
     """A pytest plugin of its own; registered by `kvtape.testing.plugin` when it is asked for.
 
     A mark `contract("I1", cell=True)` says that the test is a cell of a matrix; of several marks the closest counts.
-    A run that is interrupted or breaks down writes nothing.
+    A run that is interrupted or breaks down writes nothing. What it never came to (`-x`) and how it was narrowed down
+    without a word to plugins (`FILE::test`, `--lf`) is written as well: such a run proves nothing.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._tests: dict[str, dict[str, Any]] = {}
         self._deselected: Counter[str] = Counter()
+        self._narrowed: list[str] = []
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        for item in items:
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        config = session.config
+        self._narrowed = [arg for arg in config.args if "::" in arg]
+        if config.getoption("lf", default=False):
+            self._narrowed.append("--lf")
+        for item in session.items:
             mark = item.get_closest_marker("contract")
             if mark is not None:
-                item.user_properties.append((_INVARIANT, mark.args[0]))
-                item.user_properties.append((_CELL, bool(mark.kwargs.get("cell"))))
+                self._tests[item.nodeid] = {
+                    "id": item.nodeid,
+                    "invariant": mark.args[0],
+                    "cell": bool(mark.kwargs.get("cell")),
+                    "outcome": "not run",
+                }
 
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         marks = (item.get_closest_marker("contract") for item in items)
         self._deselected.update(str(mark.args[0]) for mark in marks if mark is not None)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        properties = dict(report.user_properties)
-        if _INVARIANT not in properties:
+        test = self._tests.get(report.nodeid)
+        if test is None:
             return
-        test = self._tests.setdefault(
-            report.nodeid,
-            {
-                "id": report.nodeid,
-                "invariant": properties[_INVARIANT],
-                "cell": properties[_CELL],
-                "outcome": "passed",
-            },
-        )
         if report.failed:
             test["outcome"] = "failed"
         elif report.skipped and test["outcome"] != "failed":
             test["outcome"] = "skipped"
+        elif report.when == "call" and test["outcome"] == "not run":
+            test["outcome"] = "passed"
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             tests = [self._tests[name] for name in sorted(self._tests)]
-            write_evidence(self._path, tests, dict(sorted(self._deselected.items())))
+            write_evidence(self._path, tests, dict(sorted(self._deselected.items())), self._narrowed)

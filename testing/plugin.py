@@ -7,6 +7,7 @@ of kvtape.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
         from kvtape.testing.evidence import EvidenceRecorder
 
-        config.pluginmanager.register(EvidenceRecorder(Path(config.getoption(_EVIDENCE))), "kvtape-evidence")
+        path = Path(config.getoption(_EVIDENCE)).absolute()
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise pytest.UsageError(f"{_EVIDENCE} {path}: no file can be written there")
+        config.pluginmanager.register(EvidenceRecorder(path), "kvtape-evidence")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvtape.replay.evidence import INVARIANTS, REQUIRED, read_evidence, write_evidence
+from kvtape.replay.evidence import INVARIANTS, REQUIRED, Tally, read_evidence, write_evidence
 from support.command import kvtape
 from support.forge import edit_log
 from support.recorded import record
@@ -157,13 +157,17 @@ def test_pytest_writes_what_ran_and_what_was_left_out(tmp_path: Path) -> None:
     assert evidence.count("I4").passed == 2
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": "other/1"}', '{"schema": "kvtape-evidence/1"}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[" * 10**5, "\udcff", '{"schema": "other/1"}', '{"schema": "kvtape-evidence/1"}']
+)
 def test_a_file_that_is_no_evidence_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "e.json"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     ran = kvtape("doctor", "--contract", "--evidence", path)
     assert (ran.code, "e.json: no evidence of a test run" in ran.err) == (2, True)
-    assert kvtape("doctor", "--contract", "--evidence", tmp_path / "none.json").code == 2
+    for other in (tmp_path / "none.json", tmp_path):
+        ran = kvtape("doctor", "--contract", "--evidence", other)
+        assert (ran.code, ran.err.count("\n")) == (2, 1), ran.err
 
 
 def test_logs_and_evidence_belong_to_the_contract(log: Path) -> None:
@@ -171,23 +175,68 @@ def test_logs_and_evidence_belong_to_the_contract(log: Path) -> None:
     assert (ran.code, "belong to --contract" in ran.err) == (2, True)
 
 
+CELLS = """
+import pytest
+pytestmark = pytest.mark.contract('I1')
+@pytest.mark.contract('I1', cell=True)
+@pytest.mark.parametrize('n', range(3))
+def test_cell(n):
+    assert n < 2
+def test_plain():
+    pass
+@pytest.mark.skip(reason='not here')
+def test_left_out():
+    pass
+"""
+
+
+def run_cells(folder: Path, *options: str, pick: str = "") -> tuple[int, Tally]:
+    """A test run of its own over CELLS, and what its evidence says of I1."""
+    test, path = folder / "test_slots.py", folder / "e.json"
+    test.write_text(CELLS)
+    where = ["--rootdir", str(folder), "-c", os.devnull, f"{test}{pick}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--kvtape-evidence", str(path)]
+    done = subprocess.run([*command, *options, *where], cwd=folder, capture_output=True, text=True, check=False)
+    return done.returncode, read_evidence(path).count("I1")
+
+
+OTHERS = tuple(name for name in REQUIRED["I1"] if name != "test_slots.py")
+
+
 def test_cells_of_a_matrix_are_counted_and_the_closest_mark_counts(tmp_path: Path) -> None:
-    test = tmp_path / "test_cells.py"
-    test.write_text(
-        "import pytest\n"
-        "pytestmark = pytest.mark.contract('I1')\n"
-        "@pytest.mark.contract('I1', cell=True)\n"
-        "@pytest.mark.parametrize('n', range(3))\n"
-        "def test_cell(n):\n    assert n < 2\n"
-        "def test_plain():\n    pass\n"
-        "@pytest.mark.skip(reason='not here')\n"
-        "def test_left_out():\n    pass\n"
-    )
-    path = tmp_path / "e.json"
-    where = ["--rootdir", str(tmp_path), "-c", os.devnull, str(test)]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--kvtape-evidence", str(path), *where]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stdout
-    count = read_evidence(path).count("I1")
-    assert (count.passed, count.failed, count.skipped, count.cells) == (3, 1, 1, 2)
+    code, count = run_cells(tmp_path)
+    assert (code, count.passed, count.failed, count.skipped, count.cells) == (1, 3, 1, 1, 2)
     assert [name.partition("::")[2] for name in count.failures] == ["test_cell[2]"]
+    assert count.missing == OTHERS
+
+
+def test_a_run_that_stopped_early_says_what_it_never_came_to(tmp_path: Path) -> None:
+    code, count = run_cells(tmp_path, "-x")
+    assert (code, count.passed, count.failed) == (1, 2, 1)
+    assert count.missing == (*OTHERS, "2 tests that it never came to")
+
+
+def test_a_run_of_picked_tests_is_no_proof(tmp_path: Path) -> None:
+    code, count = run_cells(tmp_path, pick="::test_plain")
+    assert (code, count.passed, count.failed) == (0, 1, 0)
+    (said,) = set(count.missing) - set(OTHERS)
+    assert said == f"what {tmp_path}/test_slots.py::test_plain left out"
+
+
+def test_a_file_of_skipped_tests_alone_is_no_proof(tmp_path: Path) -> None:
+    _, count = run_cells(tmp_path, pick="::test_left_out")
+    assert count.skipped == 1
+    assert "test_slots.py" in count.missing
+
+
+def test_a_place_where_no_evidence_can_be_written_is_refused_before_the_tests(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    for place in (tmp_path, tmp_path / "nowhere" / "e.json"):
+        ran = subprocess.run(
+            [*command, "--kvtape-evidence", str(place), str(tmp_path)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ran.returncode, "no file can be written there" in ran.stderr) == (4, True), ran.stdout
