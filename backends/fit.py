@@ -14,7 +14,7 @@ from kvtape.backends.asked import CONTEXT_PADDING, effective_n_ctx
 from kvtape.backends.errors import UsageError
 from kvtape.capacity.allocation import largest_that_fits
 from kvtape.capacity.errors import CapacityError
-from kvtape.capacity.machine import free_memory
+from kvtape.capacity.machine import free_memory, whole_memory
 from kvtape.capacity.resolve import MemoryBudget, resolve
 from kvtape.capacity.sizes import parse_size, size_text
 from kvtape.planner.specs import Option
@@ -54,7 +54,7 @@ def read_memory(text: str) -> int | None:
 
 def check_weights(name: str, weights: int) -> None:
     """Raises DoesNotFit when not even the weights have room in what the machine has free."""
-    free = free_memory()
+    free = _free()
     if weights > free:
         raise DoesNotFit(
             f"{name}: its weights need {size_text(weights)} and {size_text(free)} are free; use a smaller model or a "
@@ -71,7 +71,7 @@ def fitted_context(asked: int, memory: int | None, need: Need, *, loaded: bool =
     n_ctx = effective_n_ctx(asked)
     if memory is not None:
         n_ctx = _within(n_ctx, memory, need)
-    free = free_memory()
+    free = _free()
     weights = 0 if loaded else need.weights
     if weights + need.at(n_ctx) > free:
         raise DoesNotFit(
@@ -80,6 +80,14 @@ def fitted_context(asked: int, memory: int | None, need: Need, *, loaded: bool =
             f"{size_text(free)} are free; ask for a smaller n_ctx"
         )
     return n_ctx
+
+
+def _free() -> int:
+    """What the machine has free. Where the system does not say, all it has: no more than that can ever fit."""
+    try:
+        return free_memory()
+    except CapacityError:
+        return whole_memory()
 
 
 def _within(n_ctx: int, memory: int, need: Need) -> int:

@@ -14,6 +14,7 @@ from kvtape.backends.llama.context import LIVE
 from kvtape.backends.llama.engine import LlamaEngine
 from kvtape.backends.llama.session import LlamaBackend
 from kvtape.backends.protocol import SessionConfig
+from kvtape.capacity.errors import CapacityError
 from support.llama_tiny import engine, model_file, session, tokens
 
 _CELL = 12
@@ -133,6 +134,21 @@ def test_weights_that_do_not_fit_are_not_loaded(monkeypatch: pytest.MonkeyPatch)
     for refused in (lambda: LlamaEngine.load(path), lambda: LlamaEngine.check(path, SessionConfig(n_ctx=512))):
         with pytest.raises(DoesNotFit, match=r"its weights need .* and 1000 B are free"):
             refused()
+
+
+def test_a_system_that_does_not_say_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions open, as long as the whole machine could hold them; `auto` has no answer."""
+
+    def unknown() -> int:
+        raise CapacityError("this system does not say")
+
+    monkeypatch.setattr(fit, "free_memory", unknown)
+    monkeypatch.setattr(fit, "whole_memory", lambda: 2**30)
+    assert opened("llama", 512).n_ctx == 512
+    with pytest.raises(DoesNotFit, match="are free; ask for a smaller"):
+        opened("llama", 2**24)
+    with pytest.raises(UsageError, match="memory=auto: this system does not say"):
+        opened("llama", 512, memory="auto")
 
 
 def test_a_geometry_that_is_wrong_yields_to_the_engine() -> None:
