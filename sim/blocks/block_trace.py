@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from kvtape.sim.blocks.errors import NoBlocks
 
-__all__ = ["BlockTrace", "Ints", "index_kind", "made_trace"]
+__all__ = ["BlockTrace", "Ids", "Ints", "index_kind", "made_trace"]
 
+Ids = npt.NDArray[np.unsignedinteger[Any]]
 Ints = npt.NDArray[np.signedinteger[Any]]
 
 
@@ -24,13 +25,14 @@ def index_kind(n: int) -> Any:
 class BlockTrace:
     """Requests in the order of their arrival, each a list of blocks from the first token on.
 
-    `ids`: uint64 [accesses]; equal ids are equal blocks (behind the same blocks: `rules.identity`). `tokens`: int32
-    or int64 [accesses], how many each block holds. `starts`: int64 [requests + 1], where each request begins in both.
+    `ids`: uint64, or uint32 where they fit [accesses]; equal ids are equal blocks (behind the same blocks:
+    `rules.identity`). `tokens`: int32 or int64 [accesses], how many each block holds. `starts`: int64 [requests + 1],
+    where each request begins in both.
     `name`, `digest`: of the source. `block_tokens`: tokens of a full block. `without_blocks`: requests left out since
     the source says nothing of their blocks.
     """
 
-    ids: npt.NDArray[np.uint64]
+    ids: Ids
     tokens: Ints
     starts: Ints
     name: str
@@ -48,7 +50,7 @@ class BlockTrace:
 
 
 def made_trace(
-    ids: npt.NDArray[np.uint64],
+    ids: Ids,
     counts: Ints,
     prompts: Ints,
     block_tokens: int,

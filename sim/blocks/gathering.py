@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvtape.sim.blocks.block_trace import BlockTrace, made_trace
+from kvtape.sim.blocks.block_trace import BlockTrace, Ids, made_trace
 from kvtape.sim.blocks.errors import CurveError
 
 __all__ = ["Gathering"]
@@ -42,7 +42,9 @@ class Gathering:
 
     def trace(self, digest: str, *, ordered: bool) -> BlockTrace:
         """By arrival unless `ordered`; requests of one stamp stay in the order they were added in. Raises NoBlocks."""
-        ids = np.frombuffer(self._ids, np.uint64) if len(self._ids) else np.zeros(0, np.uint64)
+        ids: Ids = np.frombuffer(self._ids, np.uint64) if len(self._ids) else np.zeros(0, np.uint64)
+        if int(ids.max(initial=0)) < 2**32:
+            ids = ids.astype(np.uint32)
         counts, prompts = np.array(self._counts, np.int64), np.array(self._prompts, np.int64)
         at = np.array(self._at, np.int64)
         if not ordered and (at[1:] < at[:-1]).any():

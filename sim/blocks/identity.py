@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from kvtape.sim.blocks.block_trace import Ints, index_kind
+from kvtape.sim.blocks.block_trace import Ids, Ints, index_kind
 
 __all__ = ["by_first_use", "path_codes", "stable_order"]
 
@@ -13,7 +12,7 @@ _DENSE = 4
 """Ids are looked up in a table where the largest is at most so many times their number."""
 
 
-def by_first_use(keys: npt.NDArray[np.uint64] | Ints) -> Ints:
+def by_first_use(keys: Ids | Ints) -> Ints:
     """Codes 0, 1, 2, ... in the order in which the keys first come."""
     if len(keys) and int(keys.max()) < _DENSE * len(keys):
         return _from_table(keys)
@@ -24,7 +23,7 @@ def by_first_use(keys: npt.NDArray[np.uint64] | Ints) -> Ints:
     return codes
 
 
-def _from_table(keys: npt.NDArray[np.uint64] | Ints) -> Ints:
+def _from_table(keys: Ids | Ints) -> Ints:
     kind = index_kind(len(keys))
     at = np.arange(len(keys), dtype=kind)
     first = np.empty(int(keys.max()) + 1, kind)
