@@ -23,8 +23,8 @@ EXIT_CODES: Final[dict[str, int]] = {
     "kvtape.capacity.errors.CapacityError": 2,
     "kvtape.capacity.errors.ModelFileError": 2,
     "kvtape.planner.grammar.SpecError": 2,
-    "kvtape.planner.plan.PlanError": 2,
-    "kvtape.planner.residency.IllegalEvent": 1,
+    "kvtape.planner.plan_errors.PlanError": 2,
+    "kvtape.planner.residency_rules.IllegalEvent": 1,
     "kvtape.planner.residency.ResidencyMismatch": 1,
 }
 

@@ -20,8 +20,13 @@ from kvtape.backends.errors import (
 )
 from kvtape.capacity.errors import CapacityError, ModelFileError
 from kvtape.cli.errors import EXIT_CODES, describe
+from kvtape.planner.events import Event, Op
 from kvtape.planner.grammar import SpecError
+from kvtape.planner.residency import IllegalEvent
+from kvtape.planner.user_policy import PolicyFailed
 from kvtape.traces.errors import LogExists, LogUnreadable, LogWriteFailed, NotALog
+
+CLOSED = Event(run_id="r", session_id="s", seq=0, at_ns=0, op=Op.CLOSE, turn=0, generation=0)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,8 @@ from kvtape.traces.errors import LogExists, LogUnreadable, LogWriteFailed, NotAL
         (UsageError("x"), 2),
         (ContextOverflow(5, 4, "x"), 2),
         (SpecError("x"), 2),
+        (PolicyFailed("mine:keep", "x"), 2),
+        (IllegalEvent(CLOSED, "x"), 1),
         (CapacityError("x"), 2),
         (ModelFileError("x"), 2),
         (NotALog("x"), 2),
@@ -64,7 +71,10 @@ def test_a_subclass_has_the_code_of_its_base() -> None:
 def test_the_table_names_classes_that_exist() -> None:
     for name in EXIT_CODES:
         module, _, cls = name.rpartition(".")
-        assert issubclass(getattr(import_module(module), cls), Exception)
+        found = getattr(import_module(module), cls)
+        assert issubclass(found, Exception)
+        # A class is looked up by where it is defined; a name that is only imported there is never met.
+        assert f"{found.__module__}.{found.__qualname__}" == name
 
 
 def test_the_line_is_one_line_and_names_the_remedy() -> None:
