@@ -54,7 +54,10 @@ def evaluate(
         str | None,
         typer.Option("--text", metavar="F", help="Of nll: a text file, - for stdin. Default: generated sentences."),
     ] = None,
-    format_name: Annotated[str, typer.Option("--format", metavar="F", help="Of the needle: city or passkey.")] = "city",
+    format_name: Annotated[
+        str | None,
+        typer.Option("--format", metavar="F", help="Of the needle: city (default) or passkey.", show_default=False),
+    ] = None,
     needle_at: Annotated[
         list[str] | None,
         typer.Option(
@@ -118,7 +121,7 @@ def evaluate(
             tokens=tokens,
             text=text,
             format_name=format_name,
-            where=tuple(needle_at or ["middle"]),
+            where=tuple(needle_at or []),
             n_ctx=n_ctx,
             threads=threads,
             chunk=chunk,

@@ -142,13 +142,14 @@ def _with_layers(policy: str, layers: str) -> str:
 
 
 def _task(asked: Asked, seeds: range, regions: Regions) -> NeedleTask:
-    choose_name("format", asked.format_name, FORMATS)
-    for region in asked.where:
+    format_name, where = asked.format_name or "city", asked.where or ("middle",)
+    choose_name("format", format_name, FORMATS)
+    for region in where:
         choose_name("region", region, REGIONS)
     return NeedleTask(
-        format_name=asked.format_name,
+        format_name=format_name,
         seeds=tuple(seeds),
-        where=tuple(dict.fromkeys(asked.where)),
+        where=tuple(dict.fromkeys(where)),
         regions=regions,
         n_tokens=asked.tokens or DEFAULT_TOKENS,
         n_ctx=asked.n_ctx,

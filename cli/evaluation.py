@@ -38,7 +38,7 @@ class Asked:
     choose_layers: bool
     tokens: int | None
     text: str | None
-    format_name: str
+    format_name: str | None
     where: tuple[str, ...]
     n_ctx: int | None
     threads: int
@@ -65,8 +65,25 @@ def check_common(asked: Asked) -> None:
         parse_target(backend)
     if len(set(asked.backends)) < len(asked.backends):
         raise UsageError("--backend: one of them is given twice")
+    _refuse_what_the_task_does_not_read(asked)
     if asked.log is not None:
         require_new(asked.log)
+    elif asked.content:
+        raise UsageError("--content: nothing is stored without --log; name a log, or leave --content out")
+
+
+def _refuse_what_the_task_does_not_read(asked: Asked) -> None:
+    """An option that had no effect would look as if it had one."""
+    of_needle = {
+        "--format": asked.format_name,
+        "--needle-at": asked.where,
+        "--choose-layers": asked.choose_layers,
+        "--layer-seeds": asked.layer_seeds,
+    }
+    others = {"--text": asked.text} if asked.task == "needle" else of_needle
+    for option, value in others.items():
+        if value not in (None, False, ()):
+            raise UsageError(f"{option}: --task {asked.task} does not read it; leave it out or take the other task")
 
 
 @contextmanager

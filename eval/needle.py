@@ -61,6 +61,11 @@ def prompts_of(task: NeedleTask, target: Target) -> list[NeedlePrompt]:
 
     Raises UsageError when one does not fit the context or the model.
     """
+    trained = target.engine.facts.n_ctx_train
+    limits = (("the model was trained on", trained), ("--n-ctx is", task.n_ctx))
+    for what, limit in limits:
+        if limit is not None and task.n_tokens > limit:
+            raise UsageError(f"a context of {task.n_tokens} tokens is asked, {what} {limit}; lower --tokens")
     prompts = [
         needle_prompt(
             target.engine.tokenize,
@@ -73,8 +78,8 @@ def prompts_of(task: NeedleTask, target: Target) -> list[NeedlePrompt]:
         for region in task.where
         for seed in task.seeds
     ]
-    trained, needed = target.engine.facts.n_ctx_train, _context_for(prompts)
-    for what, limit in (("the model was trained on", trained), ("--n-ctx is", task.n_ctx)):
+    needed = _context_for(prompts)
+    for what, limit in limits:
         if limit is not None and needed > limit:
             raise UsageError(f"prompt, question and answer need {needed} tokens, {what} {limit}; lower --tokens")
     return prompts

@@ -120,6 +120,13 @@ def test_layers_are_chosen_and_used(model: Path) -> None:
         (["--format", "town"], "unknown format 'town'; allowed: city, passkey"),
         (["--needle-at", "front"], "unknown region 'front'; allowed: middle, recent, sink"),
         (["--seeds", "4:4"], "--seeds 4:4: the range is empty"),
+        (["--seeds", "0:999999999"], "999,999,999 numbers; at most 100,000 are taken"),
+        (["--tokens", "99999999"], "a context of 99999999 tokens is asked, the model was trained on 4096"),
+        (["--text", "book.txt"], "--text: --task needle does not read it"),
+        (["--task", "nll", "--format", "city"], "--format: --task nll does not read it"),
+        (["--task", "nll", "--needle-at", "sink"], "--needle-at: --task nll does not read it"),
+        (["--task", "nll", "--choose-layers"], "--choose-layers: --task nll does not read it"),
+        (["--task", "nll", "--layer-seeds", "0:3"], "--layer-seeds: --task nll does not read it"),
         (["--seeds", "four"], "--seeds 'four': write A:B"),
         (["--policy", "stream"], "policy stream: names no budget; give one in the spec or with --budget"),
         (["--policy", "class:budget=1000"], "a budget of 1000 evicts nothing of a context of at most 1000 tokens"),
@@ -157,6 +164,23 @@ def test_what_cannot_be_run_is_one_line(model: Path, tmp_path: Path, options: li
     assert len(ran.err.splitlines()) == 1
     assert ran.out == ""
     assert not log.exists()
+
+
+def test_a_function_that_fails_is_one_line_and_what_ran_before_is_a_whole_log(model: Path, tmp_path: Path) -> None:
+    log = tmp_path / "e.duckdb"
+    ran = evaluate(model, *NEEDLE, "--policy", "os:getcwd", "--log", log)
+    assert ran.code == 2
+    assert "policy os:getcwd: TypeError" in ran.err
+    assert len(ran.err.splitlines()) == 1
+    assert kvtape("verify", log).code == 0
+    with open_log(log) as opened:
+        assert [t.policy for t in opened.trials()] == ["none", "stream:sink=4,recent=92"]
+
+
+def test_content_without_a_log_is_refused(model: Path) -> None:
+    ran = evaluate(model, *NEEDLE, "--content")
+    assert ran.code == 2
+    assert "--content: nothing is stored without --log" in ran.err
 
 
 def test_a_log_that_is_there_is_never_overwritten(model: Path, tmp_path: Path) -> None:
