@@ -242,7 +242,7 @@ def test_a_session_goes_fatal_with_the_cause_and_keeps_its_account() -> None:
             call()
         assert again.value.cause_message == first.value.cause_message
     told = running.explain()
-    assert told.fatal == first.value.cause_message
+    assert told.fatal == f"device_lost: {first.value.cause_message}"
     assert told.resident == [(0, 20)]
     running.close()
     running.close()
