@@ -157,6 +157,7 @@ def _read_int(where: str, text: str, bounds: tuple[int | str | None, ...]) -> in
     low = int(bounds[0] or 0)
     high = INT_MAX if bounds[1] is None else int(bounds[1])
     if not _WHOLE.fullmatch(text) or not low <= int(text) <= high:
-        most = "" if bounds[1] is None else f" and at most {high}"
+        too_large = text.isdecimal() and int(text[:20]) > high
+        most = f" and at most {high}" if bounds[1] is not None or too_large else ""
         raise SpecError(f"{where}: {text!r} is not allowed; allowed: a whole number of at least {low}{most}")
     return int(text)

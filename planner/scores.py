@@ -88,8 +88,9 @@ def pool_scores(scores: Floats, pool: int) -> Floats:
         raise BadScore(f"pool {pool}: needs an odd number of tokens")
     if pool == 1 or not scores.size:
         return scores
-    padded = np.pad(scores, pool // 2)
-    windows: Floats = np.lib.stride_tricks.sliding_window_view(padded, pool)
+    # Past the far end there are only zeros, however wide the window.
+    padded = np.pad(scores, min(pool // 2, scores.size))
+    windows: Floats = np.lib.stride_tricks.sliding_window_view(padded, 1 + padded.size - scores.size)
     return np.asarray(windows.sum(axis=1) / pool, dtype=np.float64)
 
 

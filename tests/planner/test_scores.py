@@ -95,6 +95,7 @@ def test_pooling_averages_over_neighbours_with_zeros_outside() -> None:
     assert pool_scores(scores, 1).tolist() == scores.tolist()
     assert pool_scores(scores, 3).tolist() == [1, 1, 2, 2, 2]
     assert pool_scores(scores, 7).tolist() == pytest.approx([9 / 7, 9 / 7, 9 / 7, 9 / 7, 6 / 7])
+    assert pool_scores(scores, 2**31 - 1) == pytest.approx(np.full(5, 9 / (2**31 - 1))), "and takes no memory for it"
     assert pool_scores(np.zeros(0), 3).size == 0
     for pool in (0, 2, -1):
         with pytest.raises(BadScore, match="odd"):
