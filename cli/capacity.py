@@ -52,8 +52,13 @@ def capacity(
         int, typer.Option("--snapshots", metavar="N", min=0, help="Rollback copies of each recurrent state.")
     ] = 0,
     engine: Annotated[
-        str, typer.Option("--engine", metavar="SPEC", help="llama.cpp[@bBUILD], openvino or openvino-cb.")
-    ] = "llama.cpp",
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="SPEC",
+            help="llama.cpp[@bBUILD], openvino or openvino-cb; default: what runs the model.",
+        ),
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option("--weights", metavar=_SIZE, help="Weights in this memory; default: the model's tensors."),
@@ -93,6 +98,8 @@ def capacity(
     from kvtape.capacity.sizes import parse_size
     from kvtape.cli.output import emit
 
+    # A folder holds an OpenVINO model; a GGUF is taken for llama.cpp's, which runs more of them.
+    engine = engine or ("openvino" if model is not None and model.is_dir() else "llama.cpp")
     default_type = "u8" if engine_rule(engine).name.startswith("openvino") else "f16"
     settings = CacheSettings(slots, unified, batch, ubatch, flash_attn, swa_full, snapshots)
     subject = _subject(model, metadata)

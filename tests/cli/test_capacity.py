@@ -113,6 +113,15 @@ def test_windows_slots_types_and_engines(gemma: Path) -> None:
     assert [p["cells"] for p in whole["caches"]] == [32768, 32768]
 
 
+def test_the_engine_is_by_default_what_runs_the_model(tmp_path: Path, gemma: Path) -> None:
+    """A folder of OpenVINO is not sized as llama.cpp would."""
+    names = "".join(f'<data variable_id="past.0.{role}" variable_shape="?,2,?,64"/>' for role in ("key", "value"))
+    (tmp_path / "openvino_model.xml").write_text(f"<net>{names}</net>")
+    body = asked(tmp_path, "--ctx", 100)
+    assert (body["engine"], body["kv_type_k"], body["allocated_bytes"]) == ("openvino", "u8", 100 * 2 * 2 * (64 + 8))
+    assert asked("--metadata", gemma)["engine"] == "llama.cpp"
+
+
 def test_a_latent_cache_of_two_types_is_noted(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     path.write_text(json.dumps(keys_of("DeepSeek-V3/R1 MLA (fork)", context_length=4096)))
