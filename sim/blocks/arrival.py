@@ -89,7 +89,7 @@ class Fifos:
         """For each repeat, how many were admitted when its block was; and repeats admitted before each repeat."""
         known = _counts(sure, self._kind)
         open_ = ~(sure | safe)
-        doubt = np.flatnonzero(open_)
+        doubt = np.flatnonzero(open_).astype(self._kind)
         ordinal = _counts(open_, self._kind)
         # The stamp of a block whose last access is in doubt is that access's own; of one that was never pushed out,
         # all admissions before its first access; else all before its last.
@@ -99,11 +99,13 @@ class Fifos:
         links = np.where(linked[doubt], ordinal[self._source[doubt]], ~ordinal[came[1][doubt]])
         base = came[0][doubt] + known[came[1][doubt]]
         clock = self._now[0][doubt] + known[doubt]
+        del doubt, kept, safe
         mine, more = _follow(links, base, clock, budget)
-        admitted = known + more.astype(self._kind)[ordinal]
+        del links, base, clock
+        admitted = known + more[ordinal]
         stamps = came[0] + admitted[came[1]]
         if linked.any():
-            stamps[linked] = mine.astype(self._kind)[ordinal[self._source[linked]]]
+            stamps[linked] = mine[ordinal[self._source[linked]]]
         return stamps, admitted
 
 
@@ -118,7 +120,8 @@ def _follow(links: Ints, base: Ints, clock: Ints, budget: int) -> tuple[Ints, In
 
     A link is the doubtful repeat whose stamp it is; or, inverted, how many of them came before the block was admitted.
     """
-    mine, more = array("q"), array("q", [0])
+    code = "i" if base.dtype == np.int32 else "q"
+    mine, more = array(code), array(code, [0])
     n = 0
     for start in range(0, len(links), _CHUNK):
         columns = (column[start : start + _CHUNK].tolist() for column in (links, base, clock))
@@ -129,7 +132,7 @@ def _follow(links: Ints, base: Ints, clock: Ints, budget: int) -> tuple[Ints, In
                 n += 1
             mine.append(stamp)
             more.append(n)
-    return np.frombuffer(mine, np.int64) if mine else np.zeros(0, np.int64), np.frombuffer(more, np.int64)
+    return np.frombuffer(mine, base.dtype) if mine else np.zeros(0, base.dtype), np.frombuffer(more, base.dtype)
 
 
 def _counts(marks: Bools, kind: Any = np.int64) -> Any:
