@@ -16,6 +16,7 @@ from kvtape.capacity.geometry import KVGeometry
 from kvtape.capacity.gguf_file import array_length, open_gguf
 from kvtape.capacity.layers import model_kv
 from kvtape.capacity.metadata import metadata_of
+from kvtape.capacity.source import weights_of_all_parts
 
 __all__ = ["ModelFileError", "ModelShape", "RopePairs", "read_model"]
 
@@ -34,7 +35,8 @@ class ModelShape:
     """Sizes of a decoder. Counts are of heads, layers, tokens; `rope_dims` of rotated components a head.
 
     `fingerprint`: see `capacity.fingerprint`. `tensor_types`: their GGML names. `tokenizer`: gpt2, llama, ...;
-    `end_tokens` end a turn or a text. `geometry`: what its layers keep of a context. `weights_bytes`: of its tensors.
+    `end_tokens` end a turn or a text. `geometry`: what its layers keep of a context. `weights_bytes`: of its tensors,
+    in all parts of a model in several files.
     """
 
     path: str
@@ -93,6 +95,7 @@ def _shape(file: Path, reader: Any) -> ModelShape:
         return default
 
     arch = str(value("general.architecture"))
+    meta = metadata_of(reader, str(file))
     tensors = {t.name: t for t in reader.tensors}
     n_embd = int(value(f"{arch}.embedding_length"))
     n_head = _scalar(value(f"{arch}.attention.head_count", 0))
@@ -120,8 +123,8 @@ def _shape(file: Path, reader: Any) -> ModelShape:
         tensor_types=frozenset(t.tensor_type.name for t in reader.tensors),
         tokenizer=str(value("tokenizer.ggml.model", "none")),
         end_tokens=frozenset(int(fields[key].contents()) for key in _END_KEYS if key in fields),
-        geometry=model_kv(metadata_of(reader, str(file))).geometry,
-        weights_bytes=sum(int(t.n_bytes) for t in reader.tensors),
+        geometry=model_kv(meta).geometry,
+        weights_bytes=weights_of_all_parts(file, meta, sum(int(t.n_bytes) for t in reader.tensors)),
     )
 
 

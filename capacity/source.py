@@ -10,7 +10,7 @@ from kvtape.capacity.layers import ModelKV, model_kv
 from kvtape.capacity.metadata import Metadata, metadata_from_gguf, metadata_from_json
 from kvtape.capacity.openvino_ir import openvino_model_kv
 
-__all__ = ["read_metadata_kv", "read_model_kv"]
+__all__ = ["read_metadata_kv", "read_model_kv", "weights_of_all_parts"]
 
 
 def read_model_kv(path: str | Path) -> ModelKV:
@@ -19,7 +19,7 @@ def read_model_kv(path: str | Path) -> ModelKV:
     if file.is_dir():
         return openvino_model_kv(file)
     meta, weights = metadata_from_gguf(file)
-    return replace(model_kv(meta), weights_bytes=_all_parts(file, meta, weights))
+    return replace(model_kv(meta), weights_bytes=weights_of_all_parts(file, meta, weights))
 
 
 def read_metadata_kv(path: str | Path) -> ModelKV:
@@ -27,7 +27,7 @@ def read_metadata_kv(path: str | Path) -> ModelKV:
     return model_kv(metadata_from_json(path))
 
 
-def _all_parts(file: Path, meta: Metadata, weights: int) -> int:
+def weights_of_all_parts(file: Path, meta: Metadata, weights: int) -> int:
     """Bytes of the weights of a model in several files, of which `file` is one. Raises ModelFileError for a gap."""
     count = meta.values.get("split.count", 0)
     if not isinstance(count, int) or count < 2:

@@ -47,6 +47,9 @@ def counts(kv: ModelKV) -> dict[str, int]:
         ("exaone4", {"attention__sliding_window": 4096}, 0),
         ("exaone4", {"attention__sliding_window": 4096, "block_count": 64}, 48),
         ("plamo3", {"attention__sliding_window": 2048}, 11),
+        ("afmoe", {"attention__sliding_window": 2048}, 9),
+        ("exaone-moe", {}, 9),
+        ("lfm2", {"attention__sliding_window": 2048, "shortconv__l_cache": 3}, 12),
     ],
 )
 def test_periods(arch: str, keys: dict[str, Any], windowed: int) -> None:
@@ -186,6 +189,7 @@ def test_latent_and_expanded() -> None:
             128 * 1024,
         ),
         ("rwkv7", {"wkv__head_size": 64, "token_shift_count": 2}, 2 * 512, 512 * 64),
+        ("rwkv6", {"wkv__head_size": 32}, 2 * 512, 512 * 32),
     ],
 )
 def test_states_of_recurrent_models(arch: str, keys: dict[str, Any], r: int, s: int) -> None:
@@ -216,6 +220,14 @@ def test_hybrid_layers(arch: str, keys: dict[str, Any], attention: int, recurren
     kv = model(arch, **_STATE, **keys)
     assert counts(kv) == {"global": attention, "recurrent": recurrent}
     assert kv.notes == ()
+
+
+def test_delta_attention_of_kimi() -> None:
+    """Three convolutions of every head, and a square for each; with the kernel in the file or without."""
+    for kernel, past in ((4, 3), (3, 2), (None, 3)):
+        kv = model("kimi-linear", attention__head_count_kv=[0, 0, 2] * 4, kda__head_dim=64, ssm__conv_kernel=kernel)
+        (state,) = (g for g in kv.geometry.groups if g.kind is LayerKind.RECURRENT)
+        assert (state.count, state.k_elems, state.v_elems) == (8, 3 * past * 8 * 64, 8 * 64 * 64)
 
 
 def test_an_unknown_hybrid_is_flagged() -> None:
