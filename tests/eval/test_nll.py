@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from hypothesis.extra.numpy import arrays
 from kvtape.backends.clock import ManualClock
 from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import Engine, SessionConfig
+from kvtape.backends.session import DecodeResult, Session
 from kvtape.eval.candidates import candidates_of
-from kvtape.eval.nll import NllTask, NllTrack, check_task, kl_divergence, log_softmax, run_nll
+from kvtape.eval.nll import NllTask, NllTrack, _advance, _Lane, check_task, kl_divergence, log_softmax, run_nll
 from kvtape.eval.nll_report import nll_rows
 from kvtape.eval.targets import Target, World
 from kvtape.eval.texts import long_text
@@ -141,6 +143,30 @@ def test_scored_policies_stream_too_and_a_probe_that_nobody_makes_is_no_score(ta
     assert [len(t.nll) for t in tracks] == [299] * 4
     scored = {e.session_id for e in sink.events if e.op is Op.SCORE}
     assert scored == {sink.sessions[1].session_id, sink.sessions[2].session_id}
+
+
+class Says:
+    """A session that always says the same, whatever it is made to take."""
+
+    def __init__(self, logits: list[float]) -> None:
+        self.logits = np.array(logits, dtype=np.float32)
+
+    def decode(self, n: int, *, choose: Callable[[np.ndarray], int], stop_tokens: frozenset[int]) -> DecodeResult:
+        return DecodeResult(tuple(choose(self.logits) for _ in range(n)), "n")
+
+
+def test_divergence_is_from_dense_to_the_policy_and_likelihood_is_of_the_text() -> None:
+    dense, policy = (0.5, 0.25, 0.25), (0.8, 0.1, 0.1)
+    lanes = [
+        _Lane(cast("Session", Says(np.log(said).tolist())), "s", NllTrack("b", candidate))
+        for said, candidate in zip((dense, policy), candidates_of(["stream:sink=4,recent=60"], []), strict=True)
+    ]
+    _advance(lanes, [2, 0])
+    expected = sum(p * np.log(p / q) for p, q in zip(dense, policy, strict=True))
+    assert lanes[0].track.kl == []
+    assert lanes[1].track.kl == pytest.approx([expected] * 2, rel=1e-5)
+    assert lanes[0].track.nll == pytest.approx([-np.log(0.25), -np.log(0.5)])
+    assert lanes[1].track.nll == pytest.approx([-np.log(0.1), -np.log(0.8)])
 
 
 @given(LOGITS, LOGITS)
