@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,7 +27,16 @@ from kvtape.planner.specs import parse_policy
 from kvtape.testing.conformance import SCENARIOS, Laboratory, NotApplicable, Scenario
 from kvtape.testing.sink import ListSink
 from support import conformance_backends, llama_tiny, openvino_tiny
-from support.isolated import children, engine, interrupted_soon, isolated_llama, model_file, session
+from support.isolated import (
+    awaits_an_answer,
+    children,
+    engine,
+    interrupted_in_a_call,
+    isolated_llama,
+    model_file,
+    session,
+    until,
+)
 from support.llama_tiny import tokens
 
 CONFIG = SessionConfig(n_ctx=512, chunk=16, kv_type_k="f32", kv_type_v="f32", cold_budget_tokens=256)
@@ -278,11 +286,12 @@ def test_a_cancel_stops_the_next_operation_whatever_the_threads_do() -> None:
 def test_a_cancel_from_another_thread_stops_a_running_operation() -> None:
     """A prefill of single tokens: thousands of engine calls, far longer than the wait."""
     backend = session(n_ctx=8192, chunk=1)
-    timer = threading.Timer(0.1, backend.cancel)
-    timer.start()
+    main = threading.get_ident()
+    other = threading.Thread(target=lambda: (until(lambda: awaits_an_answer(main)), backend.cancel()))
+    other.start()
     with pytest.raises(Cancelled):
         backend.prefill(tokens(8000), 0)
-    timer.join()
+    other.join()
     assert backend.books() == ()
     backend.prefill(tokens(8), 0)
     backend.close()
@@ -291,14 +300,13 @@ def test_a_cancel_from_another_thread_stops_a_running_operation() -> None:
 def test_ctrl_c_in_a_call_leaves_host_and_other_sessions_alone() -> None:
     backend, other = session(n_ctx=8192, chunk=1), session()
     pid = engine().host_pid
-    with pytest.raises(KeyboardInterrupt), interrupted_soon():
+    with pytest.raises(KeyboardInterrupt), interrupted_in_a_call():
         backend.prefill(tokens(8000), 0)
     with pytest.raises(SessionClosed, match="interrupted"):
         backend.books()
     other.prefill(tokens(10), 0)
-    began = time.monotonic()
     backend.close()
-    assert time.monotonic() - began < 5  # cancelled, not waited for
+    assert backend._channel._cancels == 1  # not waited for
     assert engine().host_pid == pid
     other.prefill(tokens(10), 10)
     other.close()
@@ -318,10 +326,8 @@ def test_a_ctrl_c_of_the_terminal_does_not_reach_the_host() -> None:
 def test_close_waits_for_a_call_of_another_thread_and_stops_it() -> None:
     backend = session(n_ctx=8192, chunk=1)
     caught: list[BaseException] = []
-    begun = threading.Event()
 
     def work() -> None:
-        begun.set()
         try:
             backend.prefill(tokens(8000), 0)
         except KvtapeError as err:
@@ -329,10 +335,9 @@ def test_close_waits_for_a_call_of_another_thread_and_stops_it() -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    begun.wait()
-    time.sleep(0.05)
+    until(lambda: awaits_an_answer(thread.ident))
     backend.close()
-    thread.join(10)
+    thread.join()
     assert [type(e) for e in caught] == [Cancelled]
 
 
@@ -392,21 +397,21 @@ def test_sessions_in_threads_do_not_wait_for_each_other() -> None:
 
     def choose(_: Any) -> int:
         held.set()
-        release.wait(20)
+        release.wait(120)
         return 5
 
     thread = threading.Thread(target=lambda: slow.decode_until(1, 512, 10, logits, choose))
     thread.start()
-    held.wait(20)
+    assert held.wait(120)
     results: list[int] = []
     workers = [threading.Thread(target=lambda s=i: results.append(work(s))) for i in range(3)]  # type: ignore[misc]
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(20)
+        worker.join()
     assert sorted(results) == [20, 21, 22]
     release.set()
-    thread.join(20)
+    thread.join()
     assert sum(s.length for s in slow.books()) == 11
     slow.close()
 

@@ -17,7 +17,7 @@ from kvtape.backends.isolated.engine import open_isolated
 from kvtape.backends.isolated.process import HostProcess, Limits
 from kvtape.backends.isolated.values import RECORDS
 from kvtape.backends.protocol import SessionConfig
-from support.isolated import children, descriptors, engine, interrupted_soon, model_file, session
+from support.isolated import children, descriptors, engine, interrupted_in_a_call, model_file, session, until
 from support.llama_tiny import tokens
 
 
@@ -76,9 +76,7 @@ def test_nothing_is_left_of_forty_sessions() -> None:
         del other
     assert descriptors() == count
     backend.kv_bytes()
-    deadline = time.monotonic() + 10
-    while host_descriptors() > before and time.monotonic() < deadline:
-        time.sleep(0.02)  # those that were let go without a close end in their own time
+    until(lambda: host_descriptors() <= before)  # those that were let go without a close end in their own time
     assert host_descriptors() == before
     backend.close()
 
@@ -109,7 +107,7 @@ def test_a_fork_of_the_parent_does_not_end_the_host() -> None:
 
 def test_ctrl_c_while_an_engine_loads_leaves_no_process() -> None:
     before = (descriptors(), children())
-    with pytest.raises(KeyboardInterrupt), interrupted_soon(1):
+    with pytest.raises(KeyboardInterrupt), interrupted_in_a_call():
         open_isolated("toy", "none", loader="support.rigged_engines:loads_forever")
     assert (descriptors(), children()) == before
 
@@ -118,7 +116,7 @@ def test_ctrl_c_in_a_call_of_an_engine_gives_it_a_new_host() -> None:
     """What the old one would still answer belongs to nobody; the sessions on it are lost."""
     host = open_isolated("toy", "none", loader="support.rigged_engines:load_toy")
     lost = host.open(SessionConfig(n_ctx=64))
-    with pytest.raises(KeyboardInterrupt), interrupted_soon(1):
+    with pytest.raises(KeyboardInterrupt), interrupted_in_a_call():
         host.tokenize("slowly")
     assert host.open(SessionConfig(n_ctx=64)).prefill([5, 6], 0).tokens == 2
     assert host.hosts_started == 2
@@ -149,10 +147,7 @@ def test_a_host_does_not_outlive_its_parent(state: str) -> None:
     pid = int(parent.stdout.readline())
     parent.kill()
     parent.communicate()
-    deadline = time.monotonic() + 10
-    while running(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not running(pid)
+    until(lambda: not running(pid))
 
 
 def running(pid: int) -> bool:
@@ -175,10 +170,7 @@ def test_a_host_outlives_the_thread_that_started_it_and_ends_with_its_pipe() -> 
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, host._cancels)  # the pipe's only writing end is gone, as when this process dies
     os.close(nowhere)
-    deadline = time.monotonic() + 10
-    while host.alive and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not host.alive
+    until(lambda: not host.alive)
     host.close()
 
 

@@ -6,8 +6,10 @@ import contextlib
 import functools
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,16 @@ from support import llama_tiny, openvino_tiny
 
 __all__ = [
     "assert_lost",
+    "awaits_an_answer",
     "children",
     "descriptors",
     "engine",
-    "interrupted_soon",
+    "interrupted_in_a_call",
     "isolated_llama",
     "model_file",
     "rigged",
     "session",
+    "until",
 ]
 
 
@@ -66,16 +70,41 @@ def assert_lost(error: EngineFault, *words: str) -> None:
         assert word in error.cause
 
 
+def until(condition: Callable[[], bool], seconds: float = 120) -> None:
+    """Wait for it, however slow the machine is; fails when it does not come."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.005)
+
+
+def awaits_an_answer(thread: int | None) -> bool:
+    """Whether the thread with this ident has sent a request to a host and waits for what it says."""
+    frame = sys._current_frames().get(thread or 0)
+    names = set()
+    while frame is not None:
+        names.add(frame.f_code.co_qualname)
+        frame = frame.f_back
+    return {"receive", "Channel.call"} <= names
+
+
 @contextlib.contextmanager
-def interrupted_soon(seconds: float = 0.1) -> Iterator[None]:
-    """A Ctrl-C in the middle of the body, which must take longer than this."""
-    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
+def interrupted_in_a_call() -> Iterator[None]:
+    """A Ctrl-C while the body waits for a host's answer."""
+    main, over = threading.get_ident(), threading.Event()
+
+    def interrupt() -> None:
+        until(lambda: over.is_set() or awaits_an_answer(main))
+        if not over.is_set():
+            signal.pthread_kill(main, signal.SIGINT)
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
     try:
         yield
     finally:
-        timer.cancel()
-        timer.join()
+        over.set()
+        watcher.join()
 
 
 def descriptors() -> int:
