@@ -1,9 +1,10 @@
 """Costs from numbers of hardware, where no log exists: the roofline (Williams, Waterman, Patterson 2009).
 
 An operation takes what its arithmetic takes at `flops`, or what its bytes take at `bytes_per_s`, whichever is longer.
-A prefill computes 2 * params operations a token and reads the weights once a call; a decode reads the weights and the
-resident rows for each token. Sums of both stand in for the longer one where it depends on sizes, so that the estimate
-is at most twice too slow and never too quick. Nothing of an engine is in it: these costs are hypothetical.
+A prefill computes 2 * params operations a token, reads the weights once a call and the rows once for each tile of 64
+queries; a decode reads the weights and the resident rows for each token. Sums of both stand in for the longer one
+where it depends on sizes, so that the estimate is at most twice too slow and never too quick. Nothing of an engine is
+in it: these costs are hypothetical.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kvtape.sim.errors import CostsError
 
 __all__ = ["roofline_costs"]
 
+_TILE: Final = 64
 _KNOWN: Final = ("flops", "bytes_per_s", "params", "weight_bytes", "row_bytes")
 
 
@@ -30,7 +32,7 @@ def roofline_costs(text: str, *, machine: str | None, kvtape_version: str) -> Co
     token, weights = 2 * given["params"] * flop_ns, given["weight_bytes"] * byte_ns
     row = given["row_bytes"] * byte_ns
     rates: dict[WorkKind, dict[str, float]] = {
-        "prefill": {"call": weights, "token": token, "attended_row": row / 64},
+        "prefill": {"call": weights, "token": token, "attended_row": row / _TILE},
         "decode": {"token": max(token, weights), "attended_row": row},
         "truncate": {},
         "evict": {"token": 2 * row},

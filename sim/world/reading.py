@@ -95,6 +95,7 @@ class _Reader:
         self._call: _Call | None = None
         self._early: list[Step] = []
         self._policy = row.policy
+        self._compacting = self._closes_next = False
         self._ended, self._skipped, self._end_ns, self._largest = "open", 0, first_ns, 0
         self._block = parse_policy(row.policy).block if row.policy else DEFAULT_BLOCK
 
@@ -103,13 +104,14 @@ class _Reader:
         computes = any(e.op in (Op.PREFILL, Op.DECODE) for e in events)
         recomputes = any(e.op == Op.EVICT and e.way == Way.RECOMPUTE for e in events)
         can_remove = json.loads(self._row.capabilities or "{}").get("remove_middle", False)
-        for before, event, after in zip([None, *events[:-1]], events, [*events[1:], None], strict=True):
-            if event.at_ns < last_ns:
-                raise WorkloadError(
-                    f"session {event.session_id} seq {event.seq}: time goes back from {last_ns} to {event.at_ns} ns"
-                )
-            last_ns = event.at_ns
-            self._read(event, before, after, computes=computes)
+        for event, after in zip(events, [*events[1:], None], strict=True):
+            if event.op in (Op.PROMPT, Op.GENERATE):  # what a call carries out may have begun before what it needs
+                if event.at_ns < last_ns:
+                    raise WorkloadError(
+                        f"session {event.session_id} seq {event.seq}: time goes back from {last_ns} to {event.at_ns} ns"
+                    )
+                last_ns = event.at_ns
+            self._read(event, after, computes=computes)
             self._end_ns = max(self._end_ns, event.at_ns + (event.elapsed_ns or 0))
             if self._ended != "open":
                 break
@@ -118,7 +120,7 @@ class _Reader:
         evict_by = "recompute" if recomputes and can_remove else "native"
         return Script(self._row, tuple(self._turns), self._ended, self._skipped, evict_by, self._largest + 1)
 
-    def _read(self, event: Event, before: Event | None, after: Event | None, *, computes: bool) -> None:
+    def _read(self, event: Event, after: Event | None, *, computes: bool) -> None:
         if event.op in (Op.PROMPT, Op.GENERATE):
             self._begin(event)
             if not computes:
@@ -132,10 +134,11 @@ class _Reader:
         elif event.op in (Op.CLOSE, Op.FATAL, Op.LOST):
             self._ended = str(event.op)
         else:
-            self._by_name(event, before, after)
+            self._by_name(event, after)
 
     def _begin(self, event: Event) -> None:
         self._finish_call()
+        self._compacting = self._closes_next = False
         if event.op == Op.PROMPT:
             self._finish_turn()
             at = event.at_ns - self._first_ns
@@ -175,15 +178,18 @@ class _Reader:
             self._finish_call()
             self._add(Step("plan", plan.limit_tokens if plan is not None else 0, asked=True))
 
-    def _by_name(self, event: Event, before: Event | None, after: Event | None) -> None:
+    def _by_name(self, event: Event, after: Event | None) -> None:
         """What a caller asks for by name: it ends what went on before."""
-        step = self._named(event, before, after)
+        step = self._named(event, after)
         if step is not None:
             self._finish_call()
             self._add(step)
 
-    def _named(self, event: Event, before: Event | None, after: Event | None) -> Step | None:
+    def _named(self, event: Event, after: Event | None) -> Step | None:
         reason = event.reason or ""
+        if event.op != Op.SHIFT:
+            self._compacting = False
+            self._closes_next = event.op == Op.EVICT and event.way == Way.REBASED
         if event.op == Op.SNAPSHOT:
             self._finish_call()
             self._saved[event.snapshot_id or 0] = self._tape.copy()
@@ -196,11 +202,16 @@ class _Reader:
             return Step("evict", event.n_tokens or 0, event.start or 0, asked=True)
         if event.op == Op.ADMIT and reason != "hole":
             return Step("admit", event.block_id or 0, in_place=event.placement != Placement.APPEND, asked=True)
-        opens = after is not None and after.op == Op.ADMIT
-        follows = before is not None and before.op in (Op.EVICT, Op.SHIFT)
-        if event.op == Op.SHIFT and reason == "asked" and not opens and not follows:
-            return Step("compact", asked=True)
+        if event.op == Op.SHIFT and reason == "asked":
+            return self._shift(after)
         return None
+
+    def _shift(self, after: Event | None) -> Step | None:
+        """A shift that was asked for closes the place of an evict, opens one for an admit, or is a compaction."""
+        closes, self._closes_next = self._closes_next, False
+        opens = after is not None and after.op == Op.ADMIT
+        goes_on, self._compacting = self._compacting, not closes and not opens
+        return Step("compact", asked=True) if self._compacting and not goes_on else None
 
     def _finish_call(self) -> None:
         call, self._call = self._call, None

@@ -60,7 +60,7 @@ def simulate(
     world = _World(settings, costs, run_id, sinks, progress, sum(len(s.turns) for s in scripts))
     tenants = [_Tenant(world, script, n_ctx_train) for script in scripts if script.turns]
     for tenant in tenants:
-        world.env.process(tenant.live())
+        world.env.process(world.kept(tenant.live()))
     world.run()
     for tenant in tenants:
         tenant.player.close()
@@ -76,6 +76,7 @@ class _World:
     progress: Progress | None
     n_turns: int
     turns: list[TurnResult] = field(default_factory=list)
+    failure: Exception | None = None
 
     def __post_init__(self) -> None:
         self.env = simpy.Environment(initial_time=0)
@@ -90,12 +91,21 @@ class _World:
         last, still = self.env.now, 0
         while self.env.peek() != float("inf"):
             self.env.step()
+            if self.failure is not None:
+                raise self.failure
             still = still + 1 if self.env.now == last else 0
             last = self.env.now
             if still > _STEPS_WITHOUT_TIME:
                 raise Stalled(
                     f"simulated time stands still at {last} ns after {still} steps; {len(self.turns)} turns done"
                 )
+
+    def kept(self, process: Wait) -> Wait:
+        """`process`, with what it raises kept: SimPy would make a new exception of it, from its arguments alone."""
+        try:
+            yield from process
+        except Exception as err:
+            self.failure = err
 
     def done(self, result: TurnResult) -> None:
         self.turns.append(result)

@@ -118,7 +118,7 @@ def told(sink: ListSink) -> list[Any]:
     return out
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(policy=st.sampled_from(POLICIES), calls=st.lists(CALLS, min_size=1, max_size=14))
 def test_a_session_over_it_records_what_it_records_over_real_rows(policy: str, calls: list[tuple[Any, ...]]) -> None:
     toy, toy_sink = session_on(open_toy(CONFIG), policy)
