@@ -46,6 +46,9 @@ def test_a_headroom_outside_its_range_is_the_default(headroom: float) -> None:
         (MemoryBudget(free=10**8, limit=10**6), None, 900, ClampReason.MODEL_EXCEEDS_MEMORY),
         (MemoryBudget(free=2 * 10**6, limit=10**8), 4000, 1800, ClampReason.REQUEST_EXCEEDS_MEMORY),
         (MemoryBudget(free=10**8, weights=2 * 10**8), 10, 0, ClampReason.REQUEST_EXCEEDS_MEMORY),
+        (MemoryBudget(free=10**6, reserve=10**6), 10, 0, ClampReason.REQUEST_EXCEEDS_MEMORY),
+        (MemoryBudget(free=10**8, limit=10**6), 900, 900, None),
+        (MemoryBudget(free=10**8, limit=10**6), 901, 900, ClampReason.REQUEST_EXCEEDS_USER_LIMIT),
     ],
 )
 def test_reasons_in_their_order(
