@@ -16,7 +16,8 @@ def write_whole(path: Path, text: str) -> None:
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    temporary = path.with_name(f"{path.name}.new")
+    # Two processes that write one file must not rename each other's half.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         with temporary.open("w", encoding="utf-8") as handle:
             handle.write(text)

@@ -36,3 +36,22 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path, name: str) -
     assert raised.value.filename == str(tmp_path / name)
     assert raised.value.errno in (errno.ENOENT, errno.EISDIR)
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+
+
+def test_two_processes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one writes the same file whole while this one is between its bytes and its rename."""
+    path = tmp_path / "answers.json"
+    fsync = os.fsync
+
+    def meanwhile(descriptor: int) -> None:
+        fsync(descriptor)
+        monkeypatch.setattr(os, "fsync", fsync)
+        with monkeypatch.context() as other:
+            other.setattr(os, "getpid", lambda: 1)
+            write_whole(path, "theirs")
+        assert path.read_text(encoding="utf-8") == "theirs"
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    write_whole(path, "ours")
+    assert path.read_text(encoding="utf-8") == "ours"
+    assert [p.name for p in tmp_path.iterdir()] == ["answers.json"]
