@@ -99,6 +99,9 @@ def load_function(target: str) -> KeepFunction:
     except ModuleNotFoundError as err:
         hint = "put its folder on PYTHONPATH" if err.name and module.startswith(err.name) else "it is imported there"
         raise SpecError(f"policy {target!r}: no module {err.name!r}; {hint}") from err
+    except Exception as err:
+        why = f"{type(err).__name__}: {err}"
+        raise SpecError(f"policy {target!r}: importing {module!r} failed: {why}") from err
     if not callable(found):
         raise SpecError(f"policy {target!r}: module {module!r} has no function {name!r}")
     function: KeepFunction = found

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 
 from kvtape.backends.errors import UsageError
-from kvtape.backends.protocol import SessionConfig
+from kvtape.backends.protocol import Backend, SessionConfig
+from kvtape.planner.capabilities import Capabilities
 from kvtape.testing import refusals, scenarios, scoring, sessions
 from kvtape.testing.bench import Bench, Factory, KeyReference, NotApplicable, NotConforming
 from kvtape.testing.lacking import LACKING
@@ -100,8 +101,8 @@ class Laboratory:
     """Runs scenarios on one backend, and remembers the keys that identify its rows."""
 
     def __init__(self, factory: Factory, config: SessionConfig = CONFORMANCE_CONFIG) -> None:
-        self._factory, self._config = factory, config
-        self._reference = KeyReference(factory)
+        self._factory, self._config = _checked(factory), config
+        self._reference = KeyReference(self._factory)
 
     def run(self, scenario: Scenario) -> None:
         """Raises NotConforming with what is wrong, NotApplicable where the backend does not claim the ability."""
@@ -121,10 +122,22 @@ class Laboratory:
             bench.close()
 
 
+def _checked(factory: Factory) -> Factory:
+    """Says so when what comes back is no backend, before a scenario stumbles over it."""
+
+    def opened(config: SessionConfig) -> Backend:
+        backend = factory(config)
+        if not isinstance(getattr(backend, "capabilities", None), Capabilities):
+            raise NotConforming(f"the factory returned {backend!r}: an open protocol.Backend has `capabilities`")
+        return backend
+
+    return opened
+
+
 def load_factory(text: str) -> Factory:
     """The factory that `module:name` names. Raises UsageError that says what is missing."""
     module, _, name = text.partition(":")
-    if not module or not name:
+    if not name or not all(part.isidentifier() for part in module.split(".")):
         raise UsageError(f"--kvtape-backend {text!r}: write it as module:factory")
     try:
         factory = getattr(import_module(module), name)
@@ -132,6 +145,9 @@ def load_factory(text: str) -> Factory:
         raise UsageError(f"--kvtape-backend {text!r}: {err}; is it on the Python path?") from None
     except AttributeError:
         raise UsageError(f"--kvtape-backend {text!r}: module {module} has no {name}") from None
+    except Exception as err:
+        why = f"{type(err).__name__}: {err}"
+        raise UsageError(f"--kvtape-backend {text!r}: importing {module} failed: {why}") from err
     if not callable(factory):
         raise UsageError(f"--kvtape-backend {text!r}: {name} is not callable")
     loaded: Factory = factory

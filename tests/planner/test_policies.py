@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from kvtape.planner.blocks import Block, CacheClass, Flag
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.events import Event, Op, Way
+from kvtape.planner.grammar import SpecError
 from kvtape.planner.plan import BadBudget, BadScore, BadSpan, Plan
 from kvtape.planner.ranges import Range, RangeSet
 from kvtape.planner.ranked import plan_random, plan_scored
@@ -389,6 +391,13 @@ def test_nonsense_is_named(function: Any, error: type[KeepRejected], message: st
         user(function)
     assert str(caught.value).startswith(message)
     assert caught.value.target == "mine:f"
+
+
+def test_a_module_that_cannot_be_imported_is_a_bad_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_policy.py").write_text("1 / 0\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SpecError, match=r"importing 'broken_policy' failed: ZeroDivisionError: division by zero$"):
+        parse_policy("broken_policy:keep,budget=4")
 
 
 def test_a_spec_names_a_function() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +127,8 @@ def test_every_capability_has_scenarios_for_true_and_for_false() -> None:
     [
         ("toy", "write it as module:factory"),
         ("no_such_module_here:open", "is it on the Python path"),
+        ("./toy.py:open_toy", "write it as module:factory"),
+        (".toy:open_toy", "write it as module:factory"),
         ("kvtape.testing.toy:missing", "has no missing"),
         ("kvtape.testing.toy:__all__", "is not callable"),
     ],
@@ -133,6 +136,20 @@ def test_every_capability_has_scenarios_for_true_and_for_false() -> None:
 def test_a_factory_that_is_not_there_is_a_usage_error(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         load_factory(text)
+
+
+def test_a_module_that_fails_while_it_is_imported_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_backend.py").write_text("raise RuntimeError('no licence')\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="importing broken_backend failed: RuntimeError: no licence"):
+        load_factory("broken_backend:open")
+
+
+def test_a_factory_that_returns_no_backend_does_not_conform() -> None:
+    with pytest.raises(NotConforming, match=r"the factory returned None: an open protocol.Backend has `capabilities`"):
+        Laboratory(lambda config: None).run(BY_NAME["open_empty"])  # type: ignore[arg-type,return-value]
 
 
 def test_a_factory_that_refuses_the_configuration_does_not_conform() -> None:
