@@ -71,6 +71,16 @@ def test_what_stands_where_other_tokens_were_cut_inherits_nothing(engine: Engine
         assert planned(plain, policy) == after_cut
 
 
+def test_a_cut_takes_what_was_carried_from_its_first_position_on(engine: Engine) -> None:
+    with dense_session(engine, ListSink()) as session:
+        session.snapshot()
+        session.ensure_prefix(TOKENS[:200], need_logits=False)
+        carried = session._parts.carried
+        assert carried is not None
+        assert carried.tape_positions.tolist() == list(range(200))
+        assert carried.mass.shape == carried.peak.shape == (2, 200)
+
+
 def test_a_plan_may_be_asked_for_below_the_policys_own_limit(engine: Engine) -> None:
     with dense_session(engine, ListSink()) as session:
         assert planned(session, "stream:sink=4,recent=60,block=8") == [(0, 300)]

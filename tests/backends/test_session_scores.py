@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from pathlib import Path
 
@@ -69,6 +70,21 @@ def test_scores_decide_what_stays_and_both_engines_agree(policy: str) -> None:
     without, sink = run("llama", policy, scores=False)
     assert kept["llama"] != without
     assert all("scores_missing" in p.diagnostics for p in sink.plans if p.evict != "[]")
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_window_that_begins_right_behind_a_hole_asks_one_token_later(name: str) -> None:
+    """llama.cpp has no row to go on from there; the plan must not do without scores for that."""
+    sink = ListSink()
+    with open_session(name, "none:block=8", sink) as session:
+        session.ensure_prefix(TOKENS[:100])
+        session.evict(40, 84)
+        session.set_policy(parse_policy("snapkv:budget=40,window=16,block=8"))
+        session.plan_now()
+    (score,) = (e for e in sink.events if e.op is Op.SCORE)
+    assert json.loads(score.detail or "")["queries"] == 15
+    assert not [e for e in sink.events if e.op is Op.REFUSE]
+    assert "scores_missing" not in sink.plans[0].diagnostics
 
 
 @pytest.mark.parametrize("name", ENGINES)
