@@ -11,7 +11,7 @@ from kvtape.cli.output import Section, emit, note
 from kvtape.cli.progress import progress
 from kvtape.eval.candidates import Candidate, candidates_of
 from kvtape.eval.intervals import WILSON
-from kvtape.eval.layers import LayerRun, choose_layers, least_run, probe_prompts
+from kvtape.eval.layers import LayerRun, best_runs, choose_layers, least_run, probe_prompts
 from kvtape.eval.needle import NeedleTask, NeedleTrial, prepare, prompts_of, run_needle
 from kvtape.eval.needle_report import needle_rows
 from kvtape.eval.needles import FORMATS
@@ -101,14 +101,14 @@ def run_layers(asked: Asked) -> int:
             "first_share": round(run.first_share, 6),
             "n": len(task.seeds) * len(task.where),
         }
-        for run in runs[:_SHOWN_RUNS]
+        for run in best_runs(runs, _SHOWN_RUNS)
     ]
     body |= {
         "layers": runs[0].text,
         "n_layers": n_layers,
         "rules": {
             "margin": "log2 of attention to the fact's worst block over that to the best other, mean over prompts",
-            "runs": f"neighbouring layers, at least {least_run(n_layers)} of {n_layers}",
+            "runs": f"neighbouring layers, at least {least_run(n_layers)} of {n_layers}; the best, and all together",
             "regions": task.regions.text(),
         },
         "rows": rows,

@@ -22,7 +22,7 @@ from kvtape.eval.prompts import NeedlePrompt
 from kvtape.eval.targets import Target, World
 from kvtape.planner.specs import parse_policy
 
-__all__ = ["LayerRun", "ProbedPrompt", "choose_layers", "least_run", "margins", "probe_prompts", "probed"]
+__all__ = ["LayerRun", "ProbedPrompt", "best_runs", "choose_layers", "least_run", "margins", "probe_prompts", "probed"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -116,3 +116,11 @@ def choose_layers(prompts: Sequence[ProbedPrompt]) -> list[LayerRun]:
         for b in range(a + least_run(n_layers) - 1, n_layers)
     ]
     return sorted(found, key=lambda run: (-run.margin, run.first - run.last, run.first))
+
+
+def best_runs(runs: Sequence[LayerRun], most: int) -> list[LayerRun]:
+    """The first `most` of `choose_layers`, and behind them, where it is not among them, the run of all layers: what
+    choosing wins is seen beside it."""
+    every = max(runs, key=lambda run: run.last - run.first)
+    best = list(runs[:most])
+    return best if every in best else [*best, every]

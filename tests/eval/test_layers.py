@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import AttentionMass
-from kvtape.eval.layers import ProbedPrompt, choose_layers, least_run, margins, probed
+from kvtape.eval.layers import LayerRun, ProbedPrompt, best_runs, choose_layers, least_run, margins, probed
 from kvtape.eval.places import Regions
 
 
@@ -52,6 +52,13 @@ def test_a_run_is_no_shorter_than_a_quarter() -> None:
     assert min(run.last - run.first + 1 for run in runs) == 7
     assert runs[0].first <= 18 <= runs[0].last
     assert runs[0].text == f"{runs[0].first}-{runs[0].last}"
+
+
+def test_the_run_of_all_layers_stands_behind_the_best_for_comparison() -> None:
+    runs = [LayerRun(2, 4, 3.0, 1.0), LayerRun(1, 4, 2.0, 1.0), LayerRun(0, 5, 0.5, 0.2), LayerRun(0, 3, 0.1, 0.1)]
+    assert [run.text for run in best_runs(runs, 2)] == ["2-4", "1-4", "0-5"]
+    assert best_runs(runs, 3) == runs[:3]
+    assert best_runs(runs, 9) == runs
 
 
 def measured(mass: np.ndarray) -> AttentionMass:
