@@ -37,7 +37,7 @@ def test_planted_layers_are_found(n_layers: int, data: st.DataObject) -> None:
 def test_a_margin_is_the_worst_block_of_the_fact_over_the_best_other(n_layers: int, n_blocks: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     needle = np.zeros(n_blocks, dtype=np.bool_)
-    needle[rng.integers(0, n_blocks)] = True
+    needle[rng.permutation(n_blocks)[: rng.integers(1, n_blocks)]] = True
     prompt = ProbedPrompt(rng.uniform(0.1, 1, (n_layers, n_blocks)), needle)
     found = margins(prompt)
     for a in range(n_layers):
