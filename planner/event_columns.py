@@ -12,12 +12,12 @@ import numpy.typing as npt
 from kvtape.planner.events import Event, Op, Way
 from kvtape.planner.table import Bools, Ints
 
-__all__ = ["NULL", "OP_CODES", "EventColumns"]
+__all__ = ["NULL", "OP_CODES", "UNFIT", "EventColumns"]
 
 NULL = -1
 """How a column says that the event has no such value."""
 
-_UNFIT = -2
+UNFIT = -2
 """A number that no column of a log can hold: its event is judged by `apply`."""
 
 OP_CODES = {op: code for code, op in enumerate(Op)}
@@ -67,7 +67,7 @@ class EventColumns:
 def _number(value: int | None) -> int:
     if value is None:
         return NULL
-    return value if 0 <= value < 2**62 else _UNFIT
+    return value if 0 <= value < 2**62 else UNFIT
 
 
 def _delta(value: int | None) -> int:

@@ -16,8 +16,10 @@ from typing import Any, Self
 import duckdb
 import pyarrow as pa
 
+from kvtape.planner.event_columns import EventColumns
 from kvtape.planner.events import Event
-from kvtape.planner.residency import ResidencyState, fold
+from kvtape.planner.fold_columns import fold_columns
+from kvtape.planner.residency import ResidencyState, check_event, fold
 from kvtape.planner.rows import BlockRow, PlanRow, RunRow, ScoreRow, SessionRow, TokensRow, TrialRow
 from kvtape.traces.database import check_file_kind, check_whole, one_line, open_read_only, read_meta, readable, wal_path
 from kvtape.traces.digest import logical_digest
@@ -25,6 +27,7 @@ from kvtape.traces.errors import LogLocked, LogMissing, LogUnreadable, NoSuchRow
 from kvtape.traces.live import drop_stale_wal, recorded_here, snapshot
 from kvtape.traces.query import select_arrow, select_rows
 from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SCORES, SESSIONS, TABLES, TOKENS, TRIALS
+from kvtape.traces.session_columns import session_columns
 from kvtape.traces.sidecar import Head, head_path, read_head
 
 __all__ = ["Log", "open_log"]
@@ -139,17 +142,38 @@ class Log:
         return self._rows(TRIALS, "run_id = ?", [self._run(run_id)])
 
     def state_at(self, run_id: str, session_id: str, seq: int | None = None) -> ResidencyState:
-        """The fold of the session up to and with event `seq` (default: its last), checked against what was recorded.
+        """The state after event `seq` of the session (default: its last), folded as columns (`session_columns`).
 
-        Raises NoSuchRow, planner.residency.IllegalEvent or ResidencyMismatch.
+        It is compared with what that event recorded. Where they differ or an event is illegal, the session is folded
+        event by event, each compared with what it recorded, and the error names the first culprit.
+
+        Raises NoSuchRow, planner.residency.IllegalEvent or ResidencyMismatch, LogUnreadable.
         """
-        events = self.events(run_id, session_id)
-        if seq is not None:
-            if not any(e.seq == seq for e in events):
-                last = events[-1].seq if events else "none"
-                raise NoSuchRow(f"{self.path}: session {session_id} has no event {seq}; its last is {last}")
-            events = [e for e in events if e.seq <= seq]
-        return fold(events)
+        columns = self._columns(run_id, session_id, seq)
+        if not len(columns):
+            self.session(run_id, session_id)
+        if seq is not None and not (len(columns) and columns.seq[-1] == seq):
+            last = self._query(f"SELECT max(seq) FROM events WHERE {_SESSION}", [run_id, session_id])[0][0]
+            raise NoSuchRow(
+                f"{self.path}: session {session_id} has no event {seq}; its last is {'none' if last is None else last}"
+            )
+        try:
+            state = fold_columns(columns)
+            for event in self._rows(EVENTS, f"{_SESSION} AND seq = ?", [run_id, session_id, state.next_seq - 1]):
+                check_event(state, event)
+        except ValueError:  # IllegalEvent and ResidencyMismatch, or numbers that no column holds
+            return fold(e for e in self.events(run_id, session_id) if seq is None or e.seq <= seq)
+        return state
+
+    def _columns(self, run_id: str, session_id: str, seq: int | None) -> EventColumns:
+        def fetch(condition: str) -> list[Event]:
+            return self._rows(EVENTS, f"{_SESSION} AND {condition}", [run_id, session_id])
+
+        try:
+            with readable(self.path):
+                return session_columns(self.connection, run_id, session_id, seq, fetch)
+        except ValueError as err:
+            raise LogUnreadable(f"{self.path}: events holds what kvtape never writes ({err})") from None
 
     def sql(self, query: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Column names and rows of a query over tables and views. 64-bit ids are exact.

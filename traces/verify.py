@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvtape.planner.residency import IllegalEvent, ResidencyMismatch
+from kvtape.planner.residency import IllegalEvent, ResidencyMismatch, fold
 from kvtape.traces.chain_check import check_chain
 from kvtape.traces.content_check import check_content, holds_content
 from kvtape.traces.database import readable, wal_path
@@ -150,7 +150,7 @@ def _fold_findings(log: Log, findings: list[Finding]) -> list[Finding]:
     rejected = []
     for run, session in rows:
         try:
-            log.state_at(run, session)
+            fold(log.events(run, session))
         except (IllegalEvent, ResidencyMismatch) as err:
             batch = log.connection.execute(
                 "SELECT min(batch) FROM events WHERE run_id = ? AND session_id = ? AND seq = ?",
