@@ -29,6 +29,7 @@ from kvtape.cli import (
     simulate,
     sql,
     verify,
+    whatif,
 )
 from kvtape.cli.errors import describe
 from kvtape.cli.eval import evaluate
@@ -51,6 +52,7 @@ for _verb in (demo.demo, record.record, replay.replay, show.show, sql.sql, verif
 app.command()(capacity.capacity)
 app.command()(calibrate.calibrate)
 app.command()(simulate.simulate)
+app.command()(whatif.whatif)
 app.command()(curve.curve)
 app.command("eval")(evaluate)
 app.command()(repair.repair)

@@ -23,7 +23,6 @@ from kvtape.backends.errors import (
     UsageError,
 )
 from kvtape.backends.modelled.blob import pack, unpack
-from kvtape.backends.modelled.scores import ScoreSource
 from kvtape.backends.modelled.shape import Shape
 from kvtape.backends.modelled.work import CostModel, Timeline, Work, WorkKind
 from kvtape.backends.protocol import AttentionMass, Choose, Computed, DecodeRun, Logits, Witness
@@ -43,16 +42,15 @@ class ModelledBackend:
     name = "modelled"
     engine_version = "1"
 
-    def __init__(self, shape: Shape, costs: CostModel, timeline: Timeline, scores: ScoreSource | None = None) -> None:
+    def __init__(self, shape: Shape, costs: CostModel, timeline: Timeline) -> None:
         self.facts = shape.facts
         self.config = shape.config
         self.n_ctx = shape.n_ctx
         self.capabilities = shape.capabilities
-        self._shape, self._costs, self._time, self._scores = shape, costs, timeline, scores
+        self._shape, self._costs, self._time = shape, costs, timeline
         self._layout: Layout = ()
         self._rows = 0
         self._turned = 0
-        self._tape_length = 0
         self._cancelled = self._closed = False
 
     def refusal(self, operation: str) -> str | None:
@@ -190,30 +188,17 @@ class ModelledBackend:
             raise StateRejected(f"the snapshot has {rows} rows, this session's context is {self.n_ctx}")
         self._pay("restore", rows, len(snapshot))
         self._turned = 0
-        self._tape_length = 0
         self._set(layout)
 
     # -- looking --------------------------------------------------------------------------------------------------
 
     def score(self, tokens: Sequence[int], tape_start: int, layers: Sequence[int] | None = None) -> AttentionMass:
-        self._begin()
-        source = self._source("score")
-        measured = source.window(self._layout, tape_start, len(tokens))
-        self._pay("score", len(tokens))
-        return measured
+        """Always refuses: attention that nobody computed is not made up."""
+        raise UnsupportedOperation("score", "a modelled engine computes no attention")
 
     def take_mass(self) -> AttentionMass:
-        self._begin()
-        source = self._source("take_mass")
-        measured = source.accumulated(self._layout, self._tape_length)
-        self._pay("score", 0)
-        return measured
-
-    def _source(self, operation: str) -> ScoreSource:
-        self._need(operation, "attention_scores")
-        if self._scores is None:
-            raise UnsupportedOperation(operation, "nobody measured attention for this modelled session")
-        return self._scores
+        """Always refuses, as `score`."""
+        raise UnsupportedOperation("take_mass", "a modelled engine computes no attention")
 
     def books(self) -> Layout:
         self._begin()
@@ -252,7 +237,6 @@ class ModelledBackend:
     def _set(self, layout: Layout) -> None:
         self._layout = layout
         self._rows = sum(s.length for s in layout)
-        self._tape_length = max((s.tape_stop for s in layout), default=0)
 
     def _with_rows(self, tape_start: int, n: int, cache_start: int) -> Layout:
         if self._rows + n > self.n_ctx:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kvtape.backends.errors import UnknownBlock, UsageError
 from kvtape.backends.modelled.backend import ModelledBackend
-from kvtape.backends.modelled.scores import ScoreSource
 from kvtape.backends.modelled.shape import Shape
 from kvtape.backends.modelled.work import CostModel, Timeline
 from kvtape.backends.protocol import EventSink, Logits
@@ -31,7 +30,6 @@ class Setup:
     run_id: str
     evict_by: str
     repeat: bool
-    scores: ScoreSource | None = None
 
 
 @dataclass(slots=True)
@@ -92,7 +90,7 @@ class Player:
         if self._session is None:
             setup = self._setup
             self._opened += 1
-            backend = ModelledBackend(setup.shape, setup.costs, self._time, setup.scores)
+            backend = ModelledBackend(setup.shape, setup.costs, self._time)
             self._session = Session(
                 backend,
                 setup.policy,

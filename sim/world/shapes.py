@@ -74,6 +74,11 @@ def model_session(script: Script, settings: Settings, costs: CostTable, n_ctx_tr
     if text is None:
         raise SimulationError(f"session {row.session_id}: the log names no policy; give --policy")
     policy = _policy(text, settings)
+    if policy.score_request is not None:
+        raise SimulationError(
+            f"policy {policy.canonical} ranks by attention, and what blocks would have received that the recorded "
+            "policy gave up is not in the log; measure it on an engine with kvtape eval"
+        )
     recorded = None if row.policy is None else parse_policy(row.policy)
     cold = row.cold_budget_tokens or 0 if settings.cold_tokens is None else settings.cold_tokens
     can, said = _capabilities(row, cold)
@@ -113,6 +118,7 @@ def _capabilities(row: SessionRow, cold: int) -> tuple[Capabilities, list[str]]:
         can = Capabilities(**json.loads(row.capabilities))
     except (TypeError, ValueError):
         raise WorkloadError(f"session {row.session_id}: its capabilities are not readable") from None
+    can = replace(can, attention_scores=False)
     had = bool(row.cold_budget_tokens)
     if cold and not had:
         able = can.remove_middle and can.snapshot_state

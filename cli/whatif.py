@@ -1,0 +1,165 @@
+"""`kvtape whatif`: policies times budgets on a log's own workload, and which of them nothing beats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvtape.cli.args import AsJson, LogPath
+from kvtape.cli.simulation import (
+    Affinity,
+    ArrivalsOption,
+    CostsPath,
+    LinkBandwidth,
+    LinkLatency,
+    Memory,
+    Pace,
+    TrainedContext,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtape.cli.output import Section
+    from kvtape.sim.costs.model import CostTable
+    from kvtape.sim.whatif.grid import Point
+    from kvtape.sim.whatif.sweep import Swept
+    from kvtape.sim.world.settings import Settings
+
+__all__ = ["whatif", "whatif_body", "whatif_sections"]
+
+
+def whatif(
+    log: LogPath,
+    costs: CostsPath,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", metavar="SPEC", help="Repeatable. One without a budget gets each --budget."),
+    ] = None,
+    budget: Annotated[
+        list[int] | None,
+        typer.Option("--budget", metavar="N", min=2, help="Context of a session, tokens; repeatable."),
+    ] = None,
+    slots: Annotated[
+        list[int] | None, typer.Option("--slots", metavar="N", min=0, help="Contexts in use at once; repeatable.")
+    ] = None,
+    cold_tokens: Annotated[
+        list[int] | None, typer.Option("--cold-tokens", metavar="N", min=0, help="Cold-store budget; repeatable.")
+    ] = None,
+    block: Annotated[
+        list[int] | None, typer.Option("--block", metavar="N", min=1, help="Tokens of a planner block; repeatable.")
+    ] = None,
+    grid: Annotated[
+        Path | None, typer.Option("--grid", metavar="F.json", help="These lists in a file instead, by name.")
+    ] = None,
+    memory: Memory = None,
+    link: LinkBandwidth = None,
+    link_latency: LinkLatency = 0.0,
+    arrivals: ArrivalsOption = "closed",
+    pace: Pace = 1.0,
+    affinity: Affinity = True,
+    n_ctx_train: TrainedContext = None,
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, help="Processes; the result is the same for any number.")
+    ] = 1,
+    as_json: AsJson = False,
+) -> int:
+    """Simulate every combination and mark the Pareto front.
+
+    Compared are turns not served, time to first token, time per output token, KV bytes and recomputed tokens. What a
+    policy forgets is in the rows (forgotten, evicted); what that does to answers is not: see kvtape eval.
+
+    \b
+    Example:
+      kvtape whatif demo-out/demo.duckdb --costs costs.json \\
+        --policy none --policy stream --policy class --budget 512 --budget 1024
+    """
+    from kvtape.backends.errors import UsageError
+    from kvtape.cli.logs import opened
+    from kvtape.cli.output import emit
+    from kvtape.cli.progress import progress
+    from kvtape.cli.simulation import byte_count, latency_ns, trained_context_of
+    from kvtape.sim.costs.model import read_costs
+    from kvtape.sim.whatif.grid import points_of, read_grid
+    from kvtape.sim.whatif.sweep import sweep
+    from kvtape.sim.world.reading import read_scripts
+    from kvtape.sim.world.settings import Settings
+
+    flags = {"policy": policy, "budget": budget, "slots": slots, "cold_tokens": cold_tokens, "block": block}
+    if grid is not None and any(flags.values()):
+        raise UsageError(
+            "--grid has the lists itself; leave out --policy, --budget, --slots, --cold-tokens and --block"
+        )
+    base = Settings(
+        memory_bytes=byte_count("--memory", memory),
+        link_bytes_per_s=byte_count("--link", link),
+        link_latency_ns=latency_ns(link_latency),
+        arrivals=arrivals,  # type: ignore[arg-type]
+        pace=pace,
+        affinity=affinity,
+    )
+    axes = read_grid(grid) if grid is not None else {name: values or [] for name, values in flags.items()}
+    points = points_of(axes, base)
+    table = read_costs(costs)
+    with opened(log) as tape:
+        scripts = read_scripts(tape)
+        source = tape.logical_digest()
+    trained = trained_context_of(scripts, n_ctx_train)
+    with progress("simulating") as shown:
+        found = sweep(scripts, table, points, n_ctx_train=trained, workers=workers, progress=shown.update)
+    body = whatif_body(found, points, base, table, source)
+    emit("whatif", body, whatif_sections(body), as_json=as_json)
+    return 0
+
+
+def whatif_body(found: Swept, points: Sequence[Point], base: Settings, costs: CostTable, source: str) -> dict[str, Any]:
+    """What `--json` prints."""
+    from kvtape.cli.output import report_digest
+    from kvtape.sim.whatif.pareto import OBJECTIVES
+
+    costs_digest = report_digest(costs.to_json())
+    config = {"points": [p.settings.as_dict() for p in points], "costs": costs_digest}
+    rules = {k: v for k, v in base.rules().items() if k != "slots"}
+    return {
+        "rows": found.rows,
+        "objectives": list(OBJECTIVES),
+        "rules": rules,
+        "assumed": found.assumed,
+        "hypothetical": costs.origin.hypothetical,
+        "source_digest": source,
+        "costs_digest": costs_digest,
+        "config_digest": report_digest(config),
+        "seed": None,
+    }
+
+
+def whatif_sections(body: dict[str, Any]) -> list[Section]:
+    """The table, the front first to last as the points were given, then rules and what had to be assumed."""
+    from kvtape.cli.output import Section
+
+    varied = [name for name in ("slots", "cold_tokens", "block") if len({row[name] for row in body["rows"]}) > 1]
+    columns = ("", "policy", "budget", *(name.replace("_", " ") for name in varied))
+    columns += ("not served", "TTFT p50 s", "p95 s", "TPOT p50 ms", "p95 ms", "peak KV MiB", "recomputed", "forgotten")
+    rows, errors = [], []
+    for row in body["rows"]:
+        key = ("*" if row["pareto"] else "", row["policy"], row["budget"], *(row[name] for name in varied))
+        if row["error"] is not None:
+            errors.append((row["policy"], row["budget"], row["error"]))
+            continue
+        times = [_scaled(row[f"ttft_{p}_ns"], 9) for p in ("p50", "p95")]
+        times += [_scaled(row[f"tpot_{p}_ns"], 6) for p in ("p50", "p95")]
+        paid = (row["peak_kv_bytes"] / 2**20, row["recomputed_tokens"], row["forgotten_tokens"])
+        rows.append((*key, row["not_served"], *times, *paid))
+    sections = [Section("what if (* nothing beats it in everything)", columns, rows)]
+    if errors:
+        sections.append(Section("cannot be", ("policy", "budget", "why"), errors))
+    sections.append(Section("rules", ("rule", "value"), list(body["rules"].items())))
+    if body["assumed"]:
+        sections.append(Section("assumed", ("what",), [(text,) for text in body["assumed"]]))
+    return sections
+
+
+def _scaled(ns: int | None, power: int) -> float | None:
+    return None if ns is None else ns / 10**power

@@ -1,0 +1,1 @@
+"""Many simulations of one log: which policy, which budget, on this traffic."""

@@ -1,0 +1,131 @@
+"""What-ifs: points, the Pareto front, and the same rows however many processes make them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtape.backends.session import Session
+from kvtape.planner.specs import SpecError
+from kvtape.sim.errors import SimulationError
+from kvtape.sim.whatif.grid import points_of, read_grid
+from kvtape.sim.whatif.pareto import OBJECTIVES, mark_front
+from kvtape.sim.whatif.sweep import sweep
+from kvtape.sim.world.reading import read_scripts
+from kvtape.sim.world.script import Script
+from kvtape.sim.world.settings import Settings
+from support.simulated import MemoryLog, flat_costs, recorded_toy
+
+COSTS = flat_costs(prefill=10, decode=100, evict=1)
+
+
+def play(session: Session) -> None:
+    session.ensure_prefix([i % 50 for i in range(40)])
+    session.decode(12, stop_tokens=frozenset())
+    session.ensure_prefix([*session.tape, *range(9)])
+    session.decode(30, stop_tokens=frozenset())
+
+
+@pytest.fixture(scope="module")
+def scripts() -> tuple[Script, ...]:
+    return read_scripts(MemoryLog([recorded_toy(play, session_id=name) for name in ("a", "b")]))
+
+
+def test_a_budget_is_the_context_and_what_a_policy_lacks() -> None:
+    axes = {"policy": ["none", "stream", "stream:sink=2,recent=9", "class", "class:budget=20"], "budget": [64]}
+    found = points_of(axes, Settings())
+    assert [p.policy for p in found] == [
+        "none",
+        "stream:sink=4,recent=44",
+        "stream:sink=2,recent=9",
+        "class:budget=64",
+        "class:budget=20",
+    ]
+    assert {p.settings.n_ctx for p in found} == {64}
+
+
+def test_every_axis_is_crossed_and_equal_points_are_one() -> None:
+    axes = {"policy": ["none", "none"], "budget": [32, 64], "slots": [1, 2], "cold_tokens": [0], "block": [8]}
+    found = points_of(axes, Settings())
+    assert [(p.budget, p.settings.slots) for p in found] == [(32, 1), (32, 2), (64, 1), (64, 2)]
+
+
+@pytest.mark.parametrize("text", ["lru:budget=4", "class:size=3", "stream:sink=x", "random"])
+def test_a_spec_that_is_wrong_at_every_budget_ends_it(text: str) -> None:
+    with pytest.raises(SpecError):
+        points_of({"policy": [text], "budget": [64]}, Settings())
+
+
+def test_no_policy_and_no_slot_are_refused() -> None:
+    with pytest.raises(SimulationError, match="no policy"):
+        points_of({}, Settings())
+    with pytest.raises(SimulationError, match="slot"):
+        points_of({"policy": ["none"], "slots": [0]}, Settings())
+
+
+def test_a_point_that_cannot_be_is_a_row_and_the_others_go_on(scripts: tuple[Script, ...]) -> None:
+    axes = {"policy": ["stream:sink=4,recent=40,block=8", "none:block=8", "h2o:recent=4"], "budget": [32, 128]}
+    rows = sweep(scripts, COSTS, points_of(axes, Settings())).rows
+    said = [(r["policy"].split(":")[0], r["budget"], r["error"] is None) for r in rows]
+    assert said == [
+        ("stream", 32, False),
+        ("stream", 128, True),
+        ("none", 32, True),
+        ("none", 128, True),
+        ("h2o", 32, False),
+        ("h2o", 128, False),
+    ]
+    assert "needs a context of at least" in rows[0]["error"]
+    assert "ranks by attention" in rows[4]["error"]
+    assert [r["not_served"] for r in rows[1:4]] == [0, 4, 0]
+
+
+def test_when_no_point_can_be_that_is_the_error(scripts: tuple[Script, ...]) -> None:
+    with pytest.raises(SimulationError, match="no point can be simulated"):
+        sweep(scripts, COSTS, points_of({"policy": ["h2o:recent=4"], "budget": [64]}, Settings()))
+
+
+def test_rows_are_the_same_for_any_number_of_workers(scripts: tuple[Script, ...]) -> None:
+    axes = {"policy": ["none:block=8", "stream:block=8", "class:block=8"], "budget": [48, 96], "slots": [1]}
+    points = points_of(axes, Settings(arrivals="closed"))
+    seen: list[tuple[int, int]] = []
+    alone = sweep(scripts, COSTS, points, progress=lambda done, total: seen.append((done, total)))
+    assert sweep(scripts, COSTS, points, workers=3) == alone
+    assert seen == [(i + 1, 6) for i in range(6)]
+    assert any(row["pareto"] for row in alone.rows)
+
+
+FIGURES = st.fixed_dictionaries({name: st.integers(0, 3) for name in OBJECTIVES})
+
+
+@settings(deadline=None)
+@given(st.lists(FIGURES | st.just({}), min_size=1, max_size=9))
+def test_the_front_is_what_nothing_beats(rows: list[dict[str, Any]]) -> None:
+    marks = mark_front(rows)
+    for row, on_front in zip(rows, marks, strict=True):
+        beaten = any(other and row and all(other[k] <= row[k] for k in OBJECTIVES) and other != row for other in rows)
+        assert on_front == (bool(row) and not beaten)
+    assert any(marks) == any(rows)
+
+
+def test_a_grid_file_has_the_lists(tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    path.write_text(json.dumps({"policy": ["none"], "budget": [8, 16]}), encoding="utf-8")
+    assert read_grid(path) == {"policy": ["none"], "budget": [8, 16]}
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"polices": []}', '{"budget": [true]}', '{"budget": [-1]}', '{"policy": 3}']
+)
+def test_a_bad_grid_is_one_clear_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "grid.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SimulationError, match=r"grid\.json"):
+        read_grid(path)
+    with pytest.raises(SimulationError, match="no such file"):
+        read_grid(tmp_path / "other.json")
