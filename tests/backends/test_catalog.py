@@ -99,6 +99,19 @@ class CatalogMachine(RuleBasedStateMachine):
 TestCatalogMachine = CatalogMachine.TestCase
 
 
+def test_what_changed_while_it_was_out_of_the_cache_does_not_come_into_the_table() -> None:
+    catalog, resident = BlockCatalog(8), RangeSet([(0, 320)])
+    catalog.extend(320, KINDS[0], new_segment=True, clock=0)
+    catalog.resident_table(resident)
+    catalog.split([(12, 20)])
+    resident -= RangeSet([(12, 20)])
+    catalog.touch(12, 20, 1)
+    spans = [(b.start, b.stop) for b in catalog.resident_table(resident).blocks]
+    assert spans == [(0, 8), (8, 12), (20, 24), *((i, i + 8) for i in range(24, 320, 8))]
+    resident |= RangeSet([(16, 20)])
+    assert [(b.start, b.last_used) for b in catalog.resident_table(resident).blocks[1:4]] == [(8, 0), (16, 1), (20, 0)]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_token_more_sorts_and_reads_nothing_again(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a session does it, token by token: what is read of blocks and what is sorted does not grow with the cache."""

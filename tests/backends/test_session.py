@@ -464,6 +464,17 @@ def test_a_budget_holds_from_the_first_piece_on(n: int, every: int) -> None:
     assert len(ledger.rows) <= 24 + every - 1
 
 
+def test_a_decode_stops_for_plans_and_for_the_budget_only() -> None:
+    session, _, sink = make("class:budget=24,block=4,every=6", n_ctx=64, chunk=64)
+    session.ensure_prefix(list(range(24)))
+    session.decode(24, stop_tokens=frozenset())
+    steps = [(e.op, e.n_tokens) for e in sink.events if e.op in (Op.PLAN, Op.DECODE)]
+    # A plan frees a block of 4; two more tokens are owed before the next one may run.
+    assert steps[:3] == [(Op.PLAN, 4), (Op.DECODE, 4), (Op.DECODE, 2)]
+    assert [op for op, _ in steps].count(Op.PLAN) == 4
+    assert min(n or 0 for op, n in steps if op is Op.DECODE) == 2
+
+
 def test_the_last_resident_token_cannot_be_evicted() -> None:
     session, ledger, sink = make()
     session.ensure_prefix(list(range(10)))
