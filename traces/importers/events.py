@@ -14,13 +14,11 @@ from typing import Any
 import msgspec
 
 from kvtape.planner.events import Event, Op
+from kvtape.traces.importers.columns import Columns, Row
 from kvtape.traces.importers.protocol import Record, Request, Step
 from kvtape.traces.tape import BLOCK_TOKENS, Tape, content_mac
 
-__all__ = ["EventMaker", "Row"]
-
-Row = dict[str, Any]
-"""One row by column name; columns without a value are left out."""
+__all__ = ["EventMaker"]
 
 
 class _Session:
@@ -44,19 +42,16 @@ class EventMaker:
         self._content = content
         self._sessions: dict[str, _Session] = {}
         self._models: dict[str, str | None] = {}
-        self.events: list[Row] = []
-        self.tokens: list[Row] = []
-        self.sessions: list[Row] = []
-        self.blocks: list[Row] = []
+        self.events, self.tokens, self.sessions, self.blocks = Columns(), Columns(), Columns(), Columns()
 
     @property
     def n_sessions(self) -> int:
         return len(self._models)
 
-    def take(self) -> dict[str, list[Row]]:
+    def take(self) -> dict[str, Columns]:
         """The rows collected so far, by table; from here on they are collected anew."""
         found = {"sessions": self.sessions, "events": self.events, "tokens": self.tokens, "blocks": self.blocks}
-        self.sessions, self.events, self.tokens, self.blocks = [], [], [], []
+        self.sessions, self.events, self.tokens, self.blocks = Columns(), Columns(), Columns(), Columns()
         return found
 
     def add(self, record: Record, session_id: str) -> None:

@@ -13,14 +13,16 @@ from typing import Any
 import duckdb
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kvtape.traces.canonical import in_canonical_order
-from kvtape.traces.chain import BatchSummary, genesis, link, summarise
+from kvtape.traces.chain import BatchSummary, genesis, link, span_list, summarise
 from kvtape.traces.database import build_file, fsync_file, one_line
 from kvtape.traces.errors import LogWriteFailed
+from kvtape.traces.importers.columns import Columns
 from kvtape.traces.importers.sniffing import first_line
 from kvtape.traces.importers.source import Source
-from kvtape.traces.importers.writing import arrow_table, new_log
+from kvtape.traces.importers.writing import new_log
 from kvtape.traces.schema import FORMAT, SCHEMA_VERSION, TABLES
 from kvtape.traces.seal import check_copy
 from kvtape.traces.sidecar import Head, file_digest, session_key, write_head
@@ -68,7 +70,7 @@ def restore_log(source: Source, log: Path) -> Restored:
             connection = duckdb.connect(str(fresh), config={"threads": "1"})
             try:
                 connection.execute("BEGIN")
-                waiting: dict[str, list[dict[str, Any]]] = {}
+                waiting: dict[str, Columns] = {}
                 for line in lines:
                     _take(source, line, chain, waiting, connection)
                 if any(waiting.values()):
@@ -103,7 +105,7 @@ def _take(
     source: Source,
     line: bytes,
     chain: _Chain,
-    waiting: dict[str, list[dict[str, Any]]],
+    waiting: dict[str, Columns],
     connection: duckdb.DuckDBPyConnection,
 ) -> None:
     row = _object(source, line)
@@ -115,7 +117,7 @@ def _take(
         unknown = row.keys() - set(TABLES[name].columns)
         if unknown:
             raise source.rejected(min(unknown), f"no column of {name}", _REMEDY)
-        waiting.setdefault(name, []).append(row)
+        waiting.setdefault(name, Columns()).append(row)
     else:
         raise source.rejected("table", f"{name!r} is no table of a log", _REMEDY)
 
@@ -124,13 +126,13 @@ def _append(
     source: Source,
     said: Mapping[str, Any],
     chain: _Chain,
-    waiting: Mapping[str, list[dict[str, Any]]],
+    waiting: Mapping[str, Columns],
     connection: duckdb.DuckDBPyConnection,
 ) -> None:
     tables: dict[str, pa.Table] = {}
     for name, rows in waiting.items():
         try:
-            tables[name] = in_canonical_order(TABLES[name], arrow_table(TABLES[name], rows))
+            tables[name] = in_canonical_order(TABLES[name], rows.to_arrow(TABLES[name]))
         except (OverflowError, pa.ArrowException, TypeError, ValueError) as err:
             raise source.rejected(name, f"a value that its column cannot hold ({err})", _REMEDY) from None
     summary = summarise(tables)
@@ -141,13 +143,13 @@ def _append(
         raise source.rejected("digest", what, _REMEDY)
     _insert(connection, tables, batch, summary, previous, digest)
     chain.digest, chain.batch, chain.rows = digest, batch, chain.rows + summary.rows
-    for event in waiting.get("events", []):
-        key = session_key(event["run_id"], event["session_id"])
-        chain.sessions[key] = max(chain.sessions.get(key, 0), event["seq"])
-        chain.n_events += 1
-    stamps = [event["at_ns"] for event in waiting.get("events", [])]
-    if stamps:
-        chain.times += [min(stamps), max(stamps)]
+    if "events" not in tables:
+        return
+    for run_id, session_id, _, last in span_list(tables["events"]):
+        chain.sessions[session_key(run_id, session_id)] = last
+    chain.n_events += tables["events"].num_rows
+    first_at, last_at = pc.min_max(tables["events"].column("at_ns")).values()
+    chain.times += [first_at.as_py(), last_at.as_py()]
 
 
 def _insert(

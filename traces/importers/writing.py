@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -15,15 +14,15 @@ from kvtape.planner.rows import RunRow
 from kvtape.traces.codec import to_arrow
 from kvtape.traces.database import give_name, one_line, refuse_leftovers
 from kvtape.traces.errors import LogExists, LogWriteFailed
-from kvtape.traces.importers.events import Row
+from kvtape.traces.importers.columns import Columns
 from kvtape.traces.keys import load_or_create_key
 from kvtape.traces.leftovers import claimed
-from kvtape.traces.schema import RUNS, TABLES, Table, arrow_schema
+from kvtape.traces.schema import RUNS, TABLES
 from kvtape.traces.seal import seal_log
 from kvtape.traces.sidecar import fsync_dir, head_path
 from kvtape.traces.writer import LogWriter
 
-__all__ = ["Batch", "arrow_rows", "arrow_table", "new_log", "write_new_log"]
+__all__ = ["Batch", "arrow_rows", "new_log", "write_new_log"]
 
 Batch = Mapping[str, pa.Table]
 """Rows of one transaction, by table."""
@@ -76,24 +75,6 @@ def _name(fresh: Path, log: Path) -> None:
         raise LogExists(f"{log}: already there; kvtape never writes over a log: choose another path") from None
 
 
-def arrow_rows(name: str, run_id: str, rows: Sequence[Row]) -> pa.Table:
+def arrow_rows(name: str, run_id: str, rows: Columns) -> pa.Table:
     """Rows of one run as the Arrow table of table `name`."""
-    return arrow_table(TABLES[name], rows, {"run_id": run_id, "schema_version": SCHEMA_VERSION})
-
-
-def arrow_table(table: Table, rows: Sequence[Row], constants: Mapping[str, Any] | None = None) -> pa.Table:
-    """Rows in the columns of `table`; a column that no row has is null. `constants` are the same in every row.
-
-    Raises OverflowError, TypeError or pyarrow.ArrowInvalid for a value that its column cannot hold.
-    """
-    known = constants or {}
-    used = set().union(*(row.keys() for row in rows))
-    arrays = []
-    for column in arrow_schema(table):
-        if column.name in known:
-            arrays.append(pa.repeat(pa.scalar(known[column.name], column.type), len(rows)))
-        elif column.name in used:
-            arrays.append(pa.array([row.get(column.name) for row in rows], column.type))
-        else:
-            arrays.append(pa.nulls(len(rows), column.type))
-    return pa.Table.from_arrays(arrays, schema=arrow_schema(table))
+    return rows.to_arrow(TABLES[name], {"run_id": run_id, "schema_version": SCHEMA_VERSION})
