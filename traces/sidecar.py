@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 __all__ = ["Head", "file_digest", "fsync_dir", "head_path", "read_head", "session_key", "write_head"]
@@ -54,7 +54,7 @@ def write_head(log: Path, head: Head) -> None:
     """Replace the sidecar so that a crash leaves the old one or the new one, and the new one after return."""
     path = head_path(log)
     temporary = path.with_name(path.name + ".new")
-    text = json.dumps(asdict(head), sort_keys=True, separators=(",", ":"))
+    text = json.dumps({f.name: getattr(head, f.name) for f in fields(head)}, sort_keys=True, separators=(",", ":"))
     try:
         with temporary.open("w", encoding="utf-8") as handle:
             handle.write(text)
