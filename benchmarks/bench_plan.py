@@ -8,6 +8,7 @@ first_ms    the same on a table that has not planned yet: everything is ranked o
 list_ms     `plan_hot_set` on a list of `Block`: read, checked and ranked every time. Held to the promise too
 session_ms  a step of a session: a token more in the catalog, its table put right, the plan, the evicted split off;
             not for scores, which are new for every block at every plan
+scores_ms   putting new scores of every token on the blocks, which a scored policy does before each plan
 objects_ms  reading `plan.evict` and `plan.keep` as objects, on top of any of them
 plain_ms    the straightforward Python version (plain_plan.py) on the same blocks; the same blocks go
 
@@ -32,6 +33,7 @@ from kvtape.planner.blocks import Block, CacheClass
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.plan import Plan, StreamPolicy, plan_hot_set
 from kvtape.planner.ranges import RangeSet
+from kvtape.planner.scores import score_blocks
 from kvtape.planner.table import BlockTable
 
 BLOCK = 32
@@ -102,7 +104,11 @@ def measure(tokens: int, path: str, runs: int) -> bool:
     )
     assert [r.block_id for r in plan(blocks).evict] == plain()[1], "both versions evict the same blocks"
     plan(table)
-    figures = {} if path == "scored" else {"session_ms": quartile_ms(session_steps(tokens, path), runs)}
+    if path == "scored":
+        positions, scores = np.arange(tokens), np.random.default_rng(8).random(tokens)
+        figures = {"scores_ms": quartile_ms(lambda: score_blocks(blocks, positions, scores), runs)}
+    else:
+        figures = {"session_ms": quartile_ms(session_steps(tokens, path), runs)}
     figures |= {
         "table_ms": quartile_ms(one_more, runs),
         "first_ms": quartile_ms(lambda: plan(next(fresh)), runs),
