@@ -32,7 +32,7 @@ def test_a_log_goes_through_a_pipe_and_comes_back(trace: Path, tmp_path: Path) -
     assert (lines.code, lines.err) == (0, "")
     back = tmp_path / "back.duckdb"
     made = kvtape_process(
-        ["import", "-", "--format", "kvtape-jsonl", "--log", back, "--json"], stdin=lines.out.encode()
+        ["import", "-", "--format", "auto", "--log", back, "--json"], stdin=lines.out.encode()
     )
     assert made.code == 0, made.err
     digests = [json.loads(kvtape("verify", log, "--json").out)["digest"] for log in (trace, back)]

@@ -56,12 +56,13 @@ def import_trace(
 
     Raises SourceRejected for what cannot be read, LogExists, LogWriteFailed. In each case there is no log.
     """
-    restored = _restored(files, log, format_name)
+    first = Source(files[0]) if files else None
+    restored = _restored(files, first, log, format_name)
     if restored is not None:
         return restored
     asked = asked or Asked()
     notes = Notes()
-    trace = read_trace(files, format_name, asked, notes)
+    trace = read_trace(files, format_name, asked, notes, first)
     times = [record.at_ns for record, _ in trace.records]
     zero, last = min(times), max(times)
     _check_span(trace, last - zero, notes)
@@ -88,13 +89,14 @@ def import_trace(
     )
 
 
-def _restored(files: Sequence[str | Path], log: Path, format_name: str) -> ImportResult | None:
-    """kvtape's own lines are a log already: its runs, batches and digests come back. None for any other source."""
-    if not files or format_name not in (AUTO, FORMAT_NAME) or ("-" in map(str, files) and format_name == AUTO):
+def _restored(files: Sequence[str | Path], first: Source | None, log: Path, format_name: str) -> ImportResult | None:
+    """kvtape's own lines are a log already: its runs, batches and digests come back.
+
+    None for any other source; `first`, the opened `files[0]`, is then still open and at its beginning.
+    """
+    if first is None or not (format_name == FORMAT_NAME or (format_name == AUTO and is_log_lines(first.head))):
         return None
-    with Source(files[0]) as source:
-        if format_name == AUTO and not is_log_lines(source.head):
-            return None
+    with first as source:
         if len(files) > 1:
             raise source.rejected(
                 None, "one of several files", "import each log by itself, then merge them", whole=True

@@ -25,11 +25,16 @@ class Trace:
     duplicates: int = 0
 
 
-def read_trace(files: Sequence[str | Path], format_name: str, asked: Asked, notes: Notes) -> Trace:
-    """Every record with the session it belongs to, in the order in which it will be written. Raises SourceRejected."""
+def read_trace(
+    files: Sequence[str | Path], format_name: str, asked: Asked, notes: Notes, first: Source | None = None
+) -> Trace:
+    """Every record with the session it belongs to, in the order in which it will be written. Raises SourceRejected.
+
+    `first`: `files[0]`, opened already, as stdin can be opened only once; it is closed here.
+    """
     trace: Trace | None = None
-    for file in files:
-        with Source(file) as source:
+    for i, file in enumerate(files):
+        with first if first is not None and i == 0 else Source(file) as source:
             reader = reader_for(format_name, source)
             if trace is None:
                 trace = Trace(reader)
