@@ -28,8 +28,8 @@ _STRETCH = 1000
 def run_nlls(asked: Asked) -> int:
     """Exit 0. Raises UsageError and SpecError for what cannot be run, before a log exists."""
     check_common(asked)
-    candidates = candidates_of(asked.policies, asked.budgets)
     seed = None if asked.text is not None else parse_range("--seeds", asked.seeds).start
+    candidates = [c.settled(seed or 0) for c in candidates_of(asked.policies, asked.budgets)]
     text = None if asked.text is None else read_text(asked.text)
     config = asked.config(
         policies=list(asked.policies),

@@ -34,6 +34,10 @@ class Candidate:
         """The policy of the trial with this seed."""
         return replace(self.policy, seed=seed) if self.draws_by_trial else self.policy
 
+    def settled(self, seed: int) -> Candidate:
+        """Where there is one trial only: the policy with that trial's seed."""
+        return Candidate(self.policy_of(seed), self.budget)
+
     @property
     def wants_scores(self) -> bool:
         return self.policy.score_request is not None

@@ -114,9 +114,7 @@ def run_nll(
                 track.absent = f"{n_ctx} tokens do not fit the trained context of {trained}"
                 continue
             session_id = f"{target.engine.name}-{number}-text-{i}"
-            session = stack.enter_context(
-                world.session(target, track.candidate.policy_of(task.seed or 0), session_id, n_ctx, peaks)
-            )
+            session = stack.enter_context(world.session(target, track.candidate.policy, session_id, n_ctx, peaks))
             account = session.explain()
             track.n_ctx = account.n_ctx
             request = track.candidate.policy.score_request
@@ -176,7 +174,7 @@ def _rows(lane: _Lane, task: NllTask, world: World) -> list[TrialRow]:
                 trial=world.number(),
                 session_id=lane.session_id,
                 task="nll",
-                policy=track.candidate.policy_of(task.seed or 0).canonical,
+                policy=track.candidate.policy.canonical,
                 budget_tokens=track.candidate.budget,
                 seed=task.seed,
                 start=max(1, start),

@@ -102,6 +102,13 @@ def test_likelihood_rows_and_their_bytes(model: Path, tmp_path: Path) -> None:
     assert given["config"]["seed"] is None
 
 
+def test_a_text_is_one_trial_so_random_says_which_seed_it_drew_with(model: Path) -> None:
+    asked = ("--task", "nll", "--tokens", 80, "--n-ctx", 64, "--policy", "random:budget=40", "--backend", "llama")
+    assert (
+        printed(evaluate(model, *asked, "--seeds", "7:9", "--json"))["rows"][-1]["policy"] == "random:budget=40,seed=7"
+    )
+
+
 def test_layers_are_chosen_and_used(model: Path) -> None:
     shown = printed(evaluate(model, *NEEDLE, "--choose-layers", "--json"))
     assert shown["n_layers"] == 2
