@@ -1,4 +1,4 @@
-"""The hash chain over batches: one SHA-256 per transaction, each over the one before.
+"""The hash chain over batches: one SHA-256 per batch, each over the one before.
 
 digest_k = SHA-256(digest_{k-1}, batch number, rows, spans, table digests); digest_0 is taken over the meta rows, so
 a batch belongs to one place in one log.
@@ -17,7 +17,7 @@ import pyarrow as pa
 from kvtape.traces.canonical import table_digest
 from kvtape.traces.schema import ROW_TABLES
 
-__all__ = ["LATER_META", "BatchSummary", "genesis", "link", "recorded_spans", "span_list", "summarise"]
+__all__ = ["LATER_META", "BatchSummary", "batch_summary", "genesis", "link", "recorded_spans", "span_list", "summarise"]
 
 LATER_META = ("sealed", "repaired", "redacted")
 """Meta rows that a log does not begin with."""
@@ -43,16 +43,18 @@ def genesis(meta: Mapping[str, str]) -> bytes:
 
 def summarise(tables: Mapping[str, pa.Table]) -> BatchSummary:
     """Summary of a batch from its rows per table, each in canonical order."""
-    digests: dict[str, list[int | str]] = {}
-    rows = 0
-    for table in ROW_TABLES:
-        data = tables.get(table.name)
-        if data is None or data.num_rows == 0:
-            continue
-        rows += data.num_rows
-        digests[table.name] = [data.num_rows, table_digest(table.chained, data).hex()]
-    spans = span_list(tables["events"]) if "events" in tables else []
-    return BatchSummary(rows, _compact(spans), _compact(digests))
+    digests = {
+        table.name: (data.num_rows, table_digest(table.chained, data))
+        for table in ROW_TABLES
+        if (data := tables.get(table.name)) is not None and data.num_rows
+    }
+    return batch_summary(digests, span_list(tables["events"]) if "events" in tables else [])
+
+
+def batch_summary(digests: Mapping[str, tuple[int, bytes]], spans: Iterable[Span]) -> BatchSummary:
+    """Summary from each table's number of rows and digest, in the order of `ROW_TABLES`, and the events' spans."""
+    stored = {name: [count, digest.hex()] for name, (count, digest) in digests.items()}
+    return BatchSummary(sum(count for count, _ in digests.values()), _compact(spans), _compact(stored))
 
 
 def span_list(events: pa.Table) -> list[Span]:

@@ -42,7 +42,7 @@ def _table(table: Table) -> str:
         (f"`{f.name}`", sql_type(f), "yes" if f.nullable else "", "yes" if f.logical else "", f.doc)
         for f in table.fields
     ]
-    rows.append(("`batch`", "UBIGINT", "", "", "the transaction that wrote the row"))
+    rows.append(("`batch`", "UBIGINT", "", "", "the batch that brought the row"))
     order = ", ".join(f"`{c}`" for c in table.order)
     head = ("column", "type", "NULL", "logical", "what it is")
     return f"### `{table.name}`\n\nCanonical order: {order}.\n\n{_grid(head, rows)}"

@@ -1,9 +1,10 @@
 """Recording: a session hands events over, a background thread makes them durable.
 
     caller      record(event): check its seq, put it on a bounded queue                        microseconds
-    writer      take up to `batch_events`, columns -> Arrow -> one transaction -> sidecar      then acknowledge
+    writer      take what waits, `batch_events` a batch -> Arrow -> one transaction -> sidecar  then acknowledge
 
-A batch leaves when it is full, when `max_latency_s` has passed since its first event, or on flush and close.
+A batch leaves when it is full, when `max_latency_s` has passed since its first event, or on flush and close. Where
+several wait they share a transaction (`group`), and flush returns after the one that has its events.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ __all__ = ["LOST_REASON", "Clock", "Recorder"]
 LOST_REASON = "queue_full"
 """`reason` of a `lost` event."""
 
+_GROUP = 16
+"""Batches in one transaction at most: beyond, waiting for it costs more than it saves."""
+
 
 class Clock(Protocol):
     def now_ns(self) -> int: ...
@@ -68,7 +72,7 @@ class Recorder:
         path: the log. It must not exist, unless `resume`. In a log folder (or an empty one) a segment is made.
         run: the row of the run.
         clock: dates the events that the recorder adds itself (`lost`).
-        batch_events: events per transaction at most.
+        batch_events: events per batch, a link of the hash chain, at most.
         queue_events: events that may wait for the writer.
         overflow: `block` waits for room; `drop` loses events and says so with a `lost` event in their place.
         max_latency_s: how long an event may wait for others to share its transaction.
@@ -343,7 +347,9 @@ class Recorder:
                 items = self._take()
                 if not items:
                     return
-                self._writer.append(self._builder.build(items))
+                n = self._batch_events
+                batches = [self._builder.build(items[i : i + n]) for i in range(0, len(items), n)]
+                self._writer.append_group(batches)
                 self._acknowledge(items)
         except BaseException as err:
             with self._work:
@@ -351,7 +357,7 @@ class Recorder:
                 self._progress.notify_all()
 
     def _take(self) -> list[Item]:
-        """Wait for a batch: full, old enough, wanted by a flush, or the rest on closing. Empty at the end."""
+        """Wait for batches: full, old enough, wanted by a flush, or the rest on closing. Empty at the end."""
         with self._work:
             self._idle = True
             while not self._queue and not self._closing:
@@ -359,18 +365,22 @@ class Recorder:
             self._idle = False
             if not self._hurry():
                 self._work.wait_for(self._hurry, timeout=self._max_latency_s)
-            queue = self._queue
-            items = [queue.popleft() for _ in range(min(len(queue), self._batch_events))]
+            queue, most = self._queue, _GROUP * self._batch_events
+            if len(queue) <= most:  # nobody waits for the lock while a whole queue is emptied
+                self._queue = deque()
+            else:
+                queue = deque(queue.popleft() for _ in range(most))
             self._progress.notify_all()
-            return items
+        return list(queue)
 
     def _hurry(self) -> bool:
         return len(self._queue) >= self._batch_events or self._urgent > 0 or self._closing
 
     def _acknowledge(self, items: Sequence[Item]) -> None:
+        events = sum(1 for i in items if i.event is not None)
         with self._work:
             self._done += len(items)
-            self._acknowledged += sum(1 for i in items if i.event is not None)
+            self._acknowledged += events
             self._progress.notify_all()
 
     def _raise_failure(self) -> None:

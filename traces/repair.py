@@ -1,8 +1,8 @@
 """Repair: what is whole of a log that was never sealed goes into a new, sealed one; what was cut is said exactly.
 
 A recorder that was killed leaves a log that only lacks its seal. A torn write leaves a write-ahead log that DuckDB
-refuses from some byte on, or silently reads up to there. Both end in whole batches, since one batch is one
-transaction. Repair works on copies and never writes the log it reads. A log that was changed in its middle is not
+refuses from some byte on, or silently reads up to there. Both end in whole batches, since a transaction
+holds whole ones. Repair works on copies and never writes the log it reads. A log that was changed in its middle is not
 torn, and nothing is made of it.
 """
 

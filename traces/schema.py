@@ -1,7 +1,7 @@
 """The tables of a log: DuckDB DDL, Arrow schemas and column order, all from the field tables of `planner`.
 
     meta      key, value                                   what the file is; fixed when it is created
-    batches   one row per transaction, with its digest     the chain that `verify` recomputes
+    batches   one row per batch, with its digest           the chain that `verify` recomputes
     runs, sessions, events, tokens, blocks, plans,
     scores, trials                                         the rows; each bears the number of its batch
 
@@ -135,7 +135,7 @@ META: tuple[tuple[str, str, str], ...] = (
 )
 
 BATCHES: tuple[tuple[str, str, str], ...] = (
-    ("batch", "UBIGINT", "1-based and gapless; one batch is one transaction"),
+    ("batch", "UBIGINT", "1-based and gapless; a transaction holds one batch or several whole ones"),
     ("rows", "UBIGINT", "rows of all tables in the batch"),
     ("spans", "VARCHAR", "JSON [[run_id, session_id, first seq, last seq], ...] of its events"),
     ("tables", "VARCHAR", "JSON {table: [rows, SHA-256 hex of their canonical bytes]}"),

@@ -1,31 +1,33 @@
 """Appending batches to a log: one call, one transaction, one acknowledgement.
 
-`LogWriter` is the columnar path: it takes Arrow tables, numbers and hashes the batch, commits it, and writes the
+`LogWriter` is the columnar path: it takes Arrow tables, numbers and hashes the batches, commits them, and writes the
 sidecar. It does not check sequence numbers; `Recorder` does that before events come here.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
 from kvtape.planner.rows import RunRow
-from kvtape.traces.canonical import in_canonical_order, table_digest
-from kvtape.traces.chain import genesis, link, span_list, summarise
+from kvtape.traces.canonical import table_digest
+from kvtape.traces.chain import genesis
 from kvtape.traces.codec import to_arrow
 from kvtape.traces.database import create_log_file, open_for_append, read_meta, refuse_leftovers, wal_path
 from kvtape.traces.definitions import definitions_digest
 from kvtape.traces.errors import KeyMismatch, LogExists, LogMissing, LogUnreadable, LogWriteFailed
 from kvtape.traces.folder import register
+from kvtape.traces.group import group_batches
 from kvtape.traces.keys import key_id, key_path, load_or_create_key
 from kvtape.traces.live import recorded_here, recording
 from kvtape.traces.reader import open_log
-from kvtape.traces.schema import FORMAT, ROW_TABLES, RUNS, SCHEMA_VERSION
+from kvtape.traces.schema import FORMAT, RUNS, SCHEMA_VERSION
 from kvtape.traces.sidecar import Head, file_digest, head_path, read_head, session_key, write_head
 
 __all__ = ["LogWriter"]
@@ -93,43 +95,39 @@ class LogWriter:
         raise AssertionError("unreachable")
 
     def append(self, tables: Mapping[str, pa.Table]) -> Head:
-        """Commit the rows (tables by name, columns as in `schema.arrow_schema`) as one batch; durable on return.
+        """Commit the rows (tables by name, columns as in `schema.arrow_schema`) as one batch: `append_group` of one."""
+        return self.append_group([tables])
 
-        Raises duckdb.Error or OSError; the batch is then not acknowledged, and the writer takes no other
-        (LogWriteFailed): the file may be one batch ahead of its head.
+    def append_group(self, batches: Sequence[Mapping[str, pa.Table]]) -> Head:
+        """Commit the batches in one transaction, under one head; durable on return, all of them or none.
+
+        Raises duckdb.Error or OSError; the batches are then not acknowledged, and the writer takes no other
+        (LogWriteFailed): the file may be ahead of its head.
         """
         if not self._usable:
             raise LogWriteFailed(f"{self.path}: an earlier write failed; close it and go on with resume")
+        if not batches:
+            return self.head
         self._usable = False
-        ordered = {t.name: in_canonical_order(t, tables[t.name]) for t in ROW_TABLES if t.name in tables}
-        summary = summarise(ordered)
-        batch = self.head.batch + 1
-        previous = bytes.fromhex(self.head.digest)
-        digest = link(previous, batch, summary)
+        group = group_batches(self.head, batches)
         self.connection.execute("BEGIN")
         try:
-            for name, rows in ordered.items():
-                if rows.num_rows:
-                    self._insert(name, rows, batch)
-            row = [batch, summary.rows, summary.spans, summary.tables, previous, digest]
-            self.connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)", row)
+            for name, rows in group.tables.items():
+                self._insert(name, rows)
+            marks = ", ".join(["(?, ?, ?, ?, ?, ?)"] * len(group.links))
+            self.connection.execute(f"INSERT INTO batches VALUES {marks}", list(chain.from_iterable(group.links)))
             self.connection.execute("COMMIT")
         except BaseException:
             with suppress(duckdb.Error):  # the engine has often rolled back by itself
                 self.connection.execute("ROLLBACK")
             raise
-        sessions = dict(self.head.sessions)
-        if "events" in ordered:
-            sessions.update({session_key(run, sid): last for run, sid, _, last in span_list(ordered["events"])})
-        head = Head(self.head.log_id, batch, digest.hex(), self.head.rows + summary.rows, sessions, self.head.file)
-        write_head(self.path, head)
-        self.head = head
+        write_head(self.path, group.head)
+        self.head = group.head
         self._usable = True
-        return head
+        return self.head
 
-    def _insert(self, name: str, rows: pa.Table, batch: int) -> None:
-        number = pa.repeat(pa.scalar(batch, pa.uint64()), rows.num_rows)
-        self.connection.register("incoming", rows.append_column("batch", number))
+    def _insert(self, name: str, rows: pa.Table) -> None:
+        self.connection.register("incoming", rows)
         try:
             self.connection.execute(f"INSERT INTO {name} FROM incoming")
         finally:

@@ -48,14 +48,14 @@ def _flush_does_not_wait() -> Any:
 def _batch_in_two_transactions() -> Any:
     original = LogWriter._insert
 
-    def insert(self: LogWriter, name: str, rows: Any, batch: int) -> None:
+    def insert(self: LogWriter, name: str, rows: Any) -> None:
         half = rows.num_rows // 2
-        original(self, name, rows.slice(0, half), batch)
+        original(self, name, rows.slice(0, half))
         if half:
             self.connection.execute("COMMIT")
             time.sleep(0.002)
             self.connection.execute("BEGIN")
-        original(self, name, rows.slice(half), batch)
+        original(self, name, rows.slice(half))
 
     return mock.patch.object(LogWriter, "_insert", insert)
 
@@ -66,10 +66,11 @@ def _sidecar_before_commit() -> Any:
 
     original = writer.LogWriter._insert
 
-    def insert(self: LogWriter, name: str, rows: Any, batch: int) -> None:
+    def insert(self: LogWriter, name: str, rows: Any) -> None:
+        batch = rows.column("batch")[-1].as_py()
         writer.write_head(self.path, writer.Head(self.head.log_id, batch, "0" * 64, 0, {}, self.head.file))
         time.sleep(0.002)
-        original(self, name, rows, batch)
+        original(self, name, rows)
 
     return mock.patch.object(LogWriter, "_insert", insert)
 

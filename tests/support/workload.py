@@ -26,8 +26,8 @@ def expected_event(seq: int) -> Event:
 
 
 def record_log(path: Path, n_events: int, say: Say, *, flush_every: int = 7, seal: bool = True) -> None:
-    """Record and flush, saying what is acknowledged the moment it is."""
-    recorder = Recorder(path, run_row(), clock=TickClock(), key=KEY, batch_events=16, max_latency_s=0)
+    """Record and flush, saying what is acknowledged the moment it is: several batches a flush, often in one group."""
+    recorder = Recorder(path, run_row(), clock=TickClock(), key=KEY, batch_events=3, max_latency_s=0)
     say("open")
     recorder.open_session(session_row())
     for seq in range(n_events):

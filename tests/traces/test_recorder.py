@@ -159,17 +159,17 @@ class Stuck:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.go, self.entered = threading.Event(), threading.Event()
-        append = LogWriter.append
+        append = LogWriter.append_group
 
-        def slow(writer: LogWriter, tables: dict) -> object:
-            if "runs" not in tables:
+        def slow(writer: LogWriter, batches: list) -> object:
+            if "runs" not in batches[0]:
                 self.entered.set()
                 assert self.go.wait(30)
                 if error is not None:
                     raise error
-            return append(writer, tables)
+            return append(writer, batches)
 
-        monkeypatch.setattr(LogWriter, "append", slow)
+        monkeypatch.setattr(LogWriter, "append_group", slow)
 
 
 def test_a_full_queue_drops_and_says_how_much(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
