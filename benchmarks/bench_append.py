@@ -3,10 +3,15 @@
     python benchmarks/bench_append.py [--events N] [--batch N] [--folder DIR]
 
 append_*    LogWriter.append: Arrow tables in, every batch hashed, committed, sidecar replaced, triggers on
+group_*     LogWriter.append_group: the same batches, each a link of the chain, sixteen to a transaction and a sidecar
 recorder    Recorder end to end: Event objects in, until the last flush returns
-record_*    what one record() call costs its caller while the writer keeps up
+record_*    what one record() call costs its caller while another thread flushes all the time
+stalled_*   what is held in memory when the disk stands still, and what becomes of the rest, for both overflow policies
 insert      one INSERT statement per event, each its own transaction, into the same tables (for comparison)
-fsync       what one fsync costs in that folder: a batch needs four
+fsync       what one fsync costs in that folder: a transaction needs three (write-ahead log, sidecar, folder)
+
+`cpu_us` is the writing thread's processor time an event: what the rate is bound by where the disk is quick, whatever
+else the machine does meanwhile.
 """
 
 from __future__ import annotations
@@ -16,19 +21,27 @@ import json
 import os
 import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
 
 from kvtape.planner.events import Event, Op
 from kvtape.planner.rows import RunRow, SessionRow
 from kvtape.traces.codec import to_arrow
+from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import Recorder
 from kvtape.traces.schema import EVENTS, quoted
+from kvtape.traces.sidecar import Head
 from kvtape.traces.verify import verify
 from kvtape.traces.writer import LogWriter
 
 KEY = bytes(32)
+OVERFLOW: tuple[Literal["block", "drop"], ...] = ("block", "drop")
 RUN = RunRow(
     run_id="bench",
     kind="live",
@@ -99,13 +112,27 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def bench_append(folder: Path, events: list[Event], batch: int) -> None:
-    tables = [to_arrow(EVENTS, events[i : i + batch]) for i in range(0, len(events), batch)]
-    writer = LogWriter.create(folder / f"append{batch}.duckdb", RUN, KEY)
-    seconds = [timed(lambda t=t: writer.append({EVENTS.name: t})) for t in tables]  # type: ignore[misc]
+def bench_append(folder: Path, events: list[Event], batch: int, group: int = 1) -> None:
+    batches = [{EVENTS.name: to_arrow(EVENTS, events[i : i + batch])} for i in range(0, len(events), batch)]
+    groups = [batches[i : i + group] for i in range(0, len(batches), group)]
+    name = f"group_{batch}" if group > 1 else f"append_{batch}"
+    writer = LogWriter.create(folder / f"{name}.duckdb", RUN, KEY)
+    cpu = time.thread_time()
+    seconds = [timed(lambda g=g: writer.append_group(g)) for g in groups]  # type: ignore[misc]
+    cpu = time.thread_time() - cpu
     writer.close()
-    assert verify(writer.path).ok
-    report(f"append_{batch}", len(events) / sum(seconds), "events/s", p50_ms=round(statistics.median(seconds) * 1e3, 2))
+    found = verify(writer.path)
+    assert found.ok
+    assert found.batches == len(batches)
+    report(
+        name,
+        len(events) / sum(seconds),
+        "events/s",
+        batches_per_transaction=group,
+        cpu_us=round(cpu / len(events) * 1e6, 2),
+        p50_ms=round(statistics.median(seconds) * 1e3, 2),
+        per_s_of_cpu=round(len(events) / cpu),
+    )
 
 
 def bench_recorder(folder: Path, events: list[Event], batch: int) -> None:
@@ -124,19 +151,77 @@ def bench_recorder(folder: Path, events: list[Event], batch: int) -> None:
 
 
 def bench_record_calls(folder: Path, events: list[Event], pause_s: float) -> None:
-    """Calls come as from a decode loop, with a pause in which the writer works."""
+    """Calls come as from a decode loop, with a pause in between, while another thread flushes all along."""
     recorder = Recorder(folder / "calls.duckdb", RUN, clock=Clock(), key=KEY)
     recorder.open_session(SESSION)
-    costs = []
+    stop, flushes = threading.Event(), [0]
+
+    def flush_all_along() -> None:
+        while not stop.is_set():
+            recorder.flush()
+            flushes[0] += 1
+
+    flusher = threading.Thread(target=flush_all_along)
+    flusher.start()
+    costs: list[tuple[int, int]] = []
     for event in events:
-        began = time.perf_counter_ns()
+        cpu, began = time.thread_time_ns(), time.perf_counter_ns()
         recorder.record(event, tokens=(7,))
-        costs.append(time.perf_counter_ns() - began)
+        costs.append((time.perf_counter_ns() - began, time.thread_time_ns() - cpu))
         time.sleep(pause_s)
+    stop.set()
+    flusher.join()
     recorder.close()
-    costs.sort()
+    wall, used = (sorted(column) for column in zip(*costs, strict=True))
     for name, share in (("p50", 0.5), ("p99", 0.99)):
-        report(f"record_{name}", costs[int(len(costs) * share)] / 1e3, "us", calls=len(costs), pause_us=pause_s * 1e6)
+        at = int(len(costs) * share)
+        facts = {"calls": len(costs), "cpu_us": round(used[at] / 1e3, 1), "flushes": flushes[0]}
+        report(f"record_{name}", wall[at] / 1e3, "us", pause_us=pause_s * 1e6, **facts)
+
+
+def bench_stalled(folder: Path, events: list[Event], overflow: Literal["block", "drop"]) -> None:
+    """The disk takes nothing more; events keep coming until all are handed over or the recorder makes them wait."""
+    held = 4_096
+    recorder = Recorder(
+        folder / f"{overflow}.duckdb", RUN, clock=Clock(), key=KEY, queue_events=held, overflow=overflow
+    )
+    recorder.open_session(SESSION)
+    recorder.flush()
+    go, handed = threading.Event(), [0]
+    write = recorder._writer.append_group
+
+    def stalled(batches: Sequence[Mapping[str, pa.Table]]) -> Head:
+        go.wait()
+        return write(batches)
+
+    def hand_over() -> None:
+        for event in events:
+            recorder.record(event, tokens=(7,))
+            handed[0] += 1
+
+    recorder._writer.append_group = stalled  # type: ignore[method-assign]
+    tracemalloc.start()
+    caller = threading.Thread(target=hand_over)
+    caller.start()
+    before = -1
+    while caller.is_alive() and handed[0] > before:  # until it stands still
+        before = handed[0]
+        caller.join(0.5)
+    memory = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    waiting, during = len(recorder._queue), handed[0]
+    assert waiting <= held
+    go.set()
+    caller.join()
+    stored = recorder.flush()
+    recorder.close()
+    with open_log(recorder.path) as log:
+        lost = log.sql("SELECT coalesce(sum((detail->>'events')::BIGINT), 0) FROM events WHERE op = 'lost'")[1][0][0]
+        n_lost_events = log.sql("SELECT count(*) FROM events WHERE op = 'lost'")[1][0][0]
+    assert stored - n_lost_events + lost == len(events)
+    assert (lost == 0) == (overflow == "block")
+    facts = {"handed_over": during, "kb_held": round(memory / 1e3), "queue_events": held, "lost_and_said": lost}
+    report(f"stalled_{overflow}", waiting, "events waiting", **facts)
 
 
 def bench_insert(folder: Path, events: list[Event]) -> None:
@@ -170,10 +255,13 @@ def main() -> None:
         folder = Path(name)
         events = [decode_event(seq) for seq in range(options.events)]
         bench_fsync(folder)
-        bench_append(folder, events, options.batch)
+        for group in (1, 16):
+            bench_append(folder, events, options.batch, group)
         bench_append(folder, events, options.batch * 10)
         bench_recorder(folder, events, options.batch)
         bench_record_calls(folder, events[:3_000], 200e-6)
+        for overflow in OVERFLOW:
+            bench_stalled(folder, events[:30_000], overflow)
         bench_insert(folder, events[: max(1, options.events // 200)])
 
 
