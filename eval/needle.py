@@ -18,6 +18,7 @@ from kvtape.eval.needles import is_correct
 from kvtape.eval.places import Regions
 from kvtape.eval.prompts import NeedlePrompt, needle_prompt
 from kvtape.eval.targets import Target, World, check_target
+from kvtape.planner.outcome import Diagnostic
 from kvtape.planner.rows import TrialRow
 from kvtape.planner.specs import PolicySpec, parse_policy
 
@@ -155,7 +156,7 @@ def _trial(
         said=target.engine.detokenize(answer),
         kept=resident.n_tokens,
         whole_needle=all(t in resident for t in range(prompt.start, prompt.stop)),
-        scored=can_score if candidate.wants_scores else None,
+        scored=can_score and _had_scores(session, policy) if candidate.wants_scores else None,
         elapsed_ns=world.clock.now_ns() - began,
     )
     world.sink.add_trials([_row(trial, prompt, policy, world, session_id, len(answer))])
@@ -170,6 +171,12 @@ def _evict(session: Session, prompt: NeedlePrompt, policy: PolicySpec, budget: i
         session.score(prompt.question)
     if budget is not None:
         session.plan_now(budget + 1)
+
+
+def _had_scores(session: Session, policy: PolicySpec) -> bool:
+    """False where the engine refused to measure, for whatever reason, and the policy was without."""
+    plan = session.explain().last_plan
+    return plan is None or plan["policy"] != policy.canonical or Diagnostic.SCORES_MISSING not in plan["diagnostics"]
 
 
 def _dense(policy: PolicySpec) -> PolicySpec:

@@ -38,5 +38,5 @@ def _figures(group: Sequence[NeedleTrial]) -> dict[str, Any]:
         "recall_high": round(high, 6),
         "kept": round(sum(t.kept for t in group) / n, 3),
         "needle_kept": round(sum(t.whole_needle for t in group) / n, 6),
-        "scored": group[0].scored,
+        "scored": None if group[0].scored is None else all(t.scored for t in group),
     }

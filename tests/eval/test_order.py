@@ -9,17 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvtape.backends import scoring
 from kvtape.backends.clock import ManualClock
+from kvtape.backends.errors import UnsupportedOperation
+from kvtape.backends.parts import Parts
 from kvtape.backends.protocol import AttentionMass, Engine, SessionConfig, Witness
 from kvtape.backends.session import Session
 from kvtape.eval.candidates import Candidate, candidates_of
 from kvtape.eval.needle import NeedleTask, NeedleTrial, prepare, run_needle
+from kvtape.eval.needle_report import needle_rows
 from kvtape.eval.places import Regions
 from kvtape.eval.prompts import NeedlePrompt
 from kvtape.eval.targets import NullSink, Target, World
 from kvtape.planner.events import Event, Op
 from kvtape.planner.residency import fold
 from kvtape.planner.rows import PlanRow, RunRow, TrialRow
+from kvtape.planner.scores import ScoreRequest
 from kvtape.planner.specs import parse_policy
 from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import Recorder
@@ -193,3 +198,17 @@ def test_without_scores_a_scored_policy_keeps_what_the_window_keeps(engine: Engi
     for scored in by_policy[2:]:
         assert [(t.said, t.kept) for t in scored] == [(t.said, t.kept) for t in by_policy[1]]
     assert [row.trial for row in sink.trials] == list(range(len(trials)))
+
+
+def test_an_engine_that_refuses_to_measure_is_not_counted_as_scored(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on = target(engine)
+    candidates = candidates_of(["stream", "snapkv:sink=4,window=16", "h2o:sink=4,recent=16"], [96])
+
+    def refused(parts: Parts, request: ScoreRequest) -> AttentionMass:
+        raise UnsupportedOperation("score", "not today")
+
+    monkeypatch.setattr(scoring, "_window", refused)
+    trials = run_needle(TASK, [on], prepare(TASK, [on], candidates), candidates, World(NullSink(), ManualClock(), "r"))
+    assert [row["scored"] for row in needle_rows(trials)] == [None, None, False, True] * 2
