@@ -99,7 +99,7 @@ def load_function(target: str) -> KeepFunction:
     except ModuleNotFoundError as err:
         hint = "put its folder on PYTHONPATH" if err.name and module.startswith(err.name) else "it is imported there"
         raise SpecError(f"policy {target!r}: no module {err.name!r}; {hint}") from err
-    except Exception as err:
+    except (Exception, SystemExit) as err:
         why = f"{type(err).__name__}: {err}"
         raise SpecError(f"policy {target!r}: importing {module!r} failed: {why}") from err
     if not callable(found):
@@ -139,7 +139,7 @@ def _answer(target: str, function: KeepFunction, view: PolicyView) -> frozenset[
         answer: object = function(view)
         # A generator fails only now.
         given = list(answer) if isinstance(answer, Iterable) else None
-    except Exception as err:
+    except (Exception, SystemExit) as err:
         raise PolicyFailed(target, f"{type(err).__name__}: {err}") from err
     if given is None:
         raise NoBlockIds(target, f"answered {answer!r}; return the ids of the blocks to keep")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -383,6 +384,7 @@ def broken_generator(view: PolicyView) -> Iterable[int]:
         (lambda _: [7, 1, 1], UnknownBlock, "policy mine:f: names a block twice"),
         (lambda _: [], ProtectedDropped, "policy mine:f: drops blocks 7, which are protected; always add"),
         (lambda _: [7, 1 // 0], PolicyFailed, "policy mine:f: ZeroDivisionError: integer division"),
+        (lambda _: sys.exit(7), PolicyFailed, "policy mine:f: SystemExit: 7"),
         (broken_generator, PolicyFailed, "policy mine:f: KeyError: 'later'"),
     ],
 )
