@@ -8,9 +8,17 @@ The files have the columns of the tables, `batch` too, so that the chain can be 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import quote
 
 import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from kvtape.traces.errors import LogExists
 from kvtape.traces.leftovers import claimed
@@ -22,6 +30,9 @@ __all__ = ["PARTITIONED", "file_glob", "write_parquet"]
 
 PARTITIONED = tuple(t for t in ROW_TABLES if "session_id" in t.columns and t.name != "trials")
 """The tables whose rows lie in a folder for each day and session."""
+
+_ROWS = 65_536
+"""Rows in memory at a time."""
 
 _DAYS = """
     CREATE TEMP TABLE days AS
@@ -53,13 +64,13 @@ def write_parquet(connection: duckdb.DuckDBPyConnection, out: Path) -> None:
         try:
             for name in ("meta", "batches"):
                 key = "key" if name == "meta" else "batch"
-                _copy(connection, f"SELECT * FROM {name} ORDER BY {key}", fresh / f"{name}.parquet", "")
+                _copy(connection, f"SELECT * FROM {name} ORDER BY {key}", fresh / f"{name}.parquet")
             for table in ROW_TABLES:
                 if table in PARTITIONED:
                     _copy_partitioned(connection, table, fresh / table.name)
                 else:
                     query = f"SELECT * FROM {table.name} {order_by(table)}"
-                    _copy(connection, query, fresh / f"{table.name}.parquet", "")
+                    _copy(connection, query, fresh / f"{table.name}.parquet")
         finally:
             connection.execute("DROP TABLE days")
         fresh.rename(out)
@@ -67,15 +78,45 @@ def write_parquet(connection: duckdb.DuckDBPyConnection, out: Path) -> None:
 
 
 def _copy_partitioned(connection: duckdb.DuckDBPyConnection, table: Table, target: Path) -> None:
+    """One file for each day and session, one of them open at a time: DuckDB's PARTITION_BY holds them all."""
     columns = ", ".join(f"t.{quoted(c)}" for c in (*table.columns, "batch"))
+    order = ", ".join(f"t.{quoted(c)}" for c in table.order)
     query = (
-        f"SELECT {columns}, coalesce(d.day, '1970-01-01') AS day, t.session_id AS session FROM {table.name} t "
-        f"LEFT JOIN days d ON d.run_id = t.run_id AND d.session_id = t.session_id {order_by(table)}"
+        f"SELECT {columns}, coalesce(d.day, '1970-01-01') AS day FROM {table.name} t LEFT JOIN days d "
+        f"ON d.run_id = t.run_id AND d.session_id = t.session_id ORDER BY day, t.session_id, {order}"
     )
-    if connection.execute(f"SELECT count(*) FROM {table.name}").fetchall()[0][0]:
-        _copy(connection, query, target, ", PARTITION_BY (day, session)")
+    with ExitStack() as held:
+        last, writer = None, None
+        for place, rows in _stretches(connection.sql(query).to_arrow_reader(_ROWS)):
+            if writer is None or place != last:
+                held.close()
+                last, writer = place, held.enter_context(_writer(target, place, rows.schema))
+            writer.write_table(rows)
 
 
-def _copy(connection: duckdb.DuckDBPyConnection, query: str, target: Path, more: str) -> None:
+def _stretches(reader: pa.RecordBatchReader) -> Iterator[tuple[tuple[str, str], pa.Table]]:
+    """Rows of one (day, session) at a time; one that a batch cuts comes in several."""
+    for batch in reader:
+        days, sessions = batch.column("day"), batch.column("session_id")
+        rows = pa.Table.from_batches([batch]).drop_columns(["day"])
+        starts = [0, *(np.flatnonzero(_changes(days) | _changes(sessions)) + 1).tolist()]
+        for start, stop in zip(starts, [*starts[1:], batch.num_rows], strict=True):
+            yield (days[start].as_py(), sessions[start].as_py()), rows.slice(start, stop - start)
+
+
+def _changes(values: pa.Array) -> npt.NDArray[np.bool_]:
+    """Whether each value but the last differs from the next."""
+    found: npt.NDArray[np.bool_] = pc.not_equal(values[:-1], values[1:]).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _writer(target: Path, place: tuple[str, str], schema: pa.Schema) -> pq.ParquetWriter:
+    day, session = place
+    folder = target / f"day={day}" / f"session={quote(session, safe=' ')}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return pq.ParquetWriter(folder / "data_0.parquet", schema, compression="zstd", use_dictionary=False)
+
+
+def _copy(connection: duckdb.DuckDBPyConnection, query: str, target: Path) -> None:
     name = str(target).replace("'", "''")
-    connection.execute(f"COPY ({query}) TO '{name}' (FORMAT parquet, COMPRESSION zstd{more})")
+    connection.execute(f"COPY ({query}) TO '{name}' (FORMAT parquet, COMPRESSION zstd)")
