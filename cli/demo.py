@@ -22,6 +22,8 @@ REPLAY_ON = ("llama", "openvino", "openvino:way=recompute")
 QUESTION = "\n\nQuestion: what did Odile keep on her desk?\nAnswer:"
 MEANT = "\n\nQuestion: what is the witness, the plan, the ledger or the book?\nAnswer:"
 
+_RESULTS = ("replay.json", "answers.json", "costs.json", "whatif.json")
+
 QUESTIONS: dict[str, str] = {
     "Why was each prompt prefilled?": (
         "SELECT session_id AS session, turn, reason, count(*) AS prefills, sum(tokens) AS tokens FROM why_prefilled "
@@ -45,37 +47,44 @@ def demo(
     threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")] = 2,
     as_json: AsJson = False,
 ) -> int:
-    """Record a session, replay it on both engines, ask three questions.
+    """Record a session, replay it on both engines, ask three questions, try six policies and budgets.
 
-    Writes the log with its head and key, replay.json and answers.json to DIR; an earlier demo there is replaced.
-    Exits 1 when the engines disagree.
+    Writes the log with its head and key, replay.json, answers.json, costs.json and whatif.json to DIR; an
+    earlier demo there is replaced. Exits 1 when the engines, or the simulation and the record, disagree.
     """
+    from kvtape.cli.demo_whatif import demo_whatif, demo_whatif_sections
     from kvtape.cli.logs import opened
-    from kvtape.cli.models import demo_model
+    from kvtape.cli.models import demo_model, trained_context
     from kvtape.cli.output import Section, emit, note
     from kvtape.cli.replay import replay_log, replay_sections
 
     path = model if model is not None else demo_model()
     _require_engines()
     log = _fresh(out)
-    note(f"1/3 recording two sessions of {path.name} on llama.cpp into {log}")
+    note(f"1/4 recording two sessions of {path.name} on llama.cpp into {log}")
     answer = _record(log, path, threads)
     with opened(log) as tape:
-        note(f"2/3 replaying on {', '.join(REPLAY_ON)}, and asking each engine's memory what it holds")
+        note(f"2/4 replaying on {', '.join(REPLAY_ON)}, and asking each engine's memory what it holds")
         report = replay_log(tape, list(REPLAY_ON), path).to_json()
-        note("3/3 asking the log")
+        note("3/4 asking the log")
         answers = {question: _ask(tape, query) for question, query in QUESTIONS.items()}
+        note("4/4 learning from it what operations cost, and simulating other policies and budgets")
+        costs, tried = demo_whatif(tape, trained_context(path))
         digest = tape.logical_digest(tape.default_run().run_id)
         events = tape.sql("SELECT count(*) FROM events")[1][0][0]
     _write(out / "replay.json", report)
     _write(out / "answers.json", answers)
+    _write(out / "costs.json", costs)
+    _write(out / "whatif.json", tried)
     sections: list[Section] = [*replay_sections(report)]
     sections += [Section(q, tuple(a["columns"]), [tuple(row) for row in a["rows"]]) for q, a in answers.items()]
+    sections += demo_whatif_sections(tried)
     sections.append(Section(f"the model, asked what the witness is: {_first_line(answer)}", (), ()))
     sections.append(Section(f"{events} events in {log}; look around with: kvtape show {log}", (), ()))
     body = {"log": str(log), "events": events, "answer": answer, "replay": report, "answers": answers}
+    body |= {"whatif": tried}
     emit("demo", body, sections, as_json=as_json, digest=digest, digest_kind="logical")
-    return 0 if report["equal"] else 1
+    return 0 if report["equal"] and tried["recorded"]["equal"] else 1
 
 
 def _require_engines() -> None:
@@ -99,7 +108,7 @@ def _fresh(out: Path) -> Path:
         out.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise UsageError(f"{out}: is a file; name a folder with --out") from None
-    for old in (*out.glob("demo.duckdb*"), out / "replay.json", out / "answers.json"):
+    for old in (*out.glob("demo.duckdb*"), *(out / name for name in _RESULTS)):
         old.unlink(missing_ok=True)
     return out / "demo.duckdb"
 

@@ -68,8 +68,9 @@ def whatif(
 ) -> int:
     """Simulate every combination and mark the Pareto front.
 
-    Compared are turns not served, time to first token, time per output token, KV bytes and recomputed tokens. What a
-    policy forgets is in the rows (forgotten, evicted); what that does to answers is not: see kvtape eval.
+    Compared are time to first token, time per output token, KV bytes and recomputed tokens, among the points that serve
+    most turns. What a policy forgets is in the rows (forgotten, evicted); what that does to answers is not: see kvtape
+    eval.
 
     \b
     Example:
@@ -152,7 +153,7 @@ def whatif_sections(body: dict[str, Any]) -> list[Section]:
         times += [_scaled(row[f"tpot_{p}_ns"], 6) for p in ("p50", "p95")]
         paid = (row["peak_kv_bytes"] / 2**20, row["recomputed_tokens"], row["forgotten_tokens"])
         rows.append((*key, row["not_served"], *times, *paid))
-    sections = [Section("what if (* nothing beats it in everything)", columns, rows)]
+    sections = [Section("what if (* serves most turns, and nothing that does beats it in everything)", columns, rows)]
     if errors:
         sections.append(Section("cannot be", ("policy", "budget", "why"), errors))
     sections.append(Section("rules", ("rule", "value"), list(body["rules"].items())))

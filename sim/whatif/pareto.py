@@ -8,7 +8,6 @@ from typing import Any, Final
 __all__ = ["OBJECTIVES", "mark_front"]
 
 OBJECTIVES: Final = (
-    "not_served",
     "ttft_p50_ns",
     "ttft_p95_ns",
     "tpot_p50_ns",
@@ -16,12 +15,18 @@ OBJECTIVES: Final = (
     "peak_kv_bytes",
     "recomputed_tokens",
 )
-"""What is compared; less of each is better. `not_served`: turns that were refused, unserved or cut short."""
+"""What is compared; less of each is better. Only among the points that serve most turns: times over the turns that a
+point did serve say nothing beside times over all of them.
+"""
 
 
 def mark_front(rows: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """For each row whether it is on the front. A row without all figures is not; equal rows are both."""
-    values = [_figures(row) for row in rows]
+    """For each row whether it is on the front. A row without all figures is not; equal rows are both.
+
+    `not_served` of a row: turns that were refused, unserved or cut short.
+    """
+    least = min((row["not_served"] for row in rows if row.get("not_served") is not None), default=0)
+    values = [_figures(row) if row.get("not_served") == least else None for row in rows]
     there = [v for v in values if v is not None]
     return [v is not None and not any(_dominates(other, v) for other in there) for v in values]
 

@@ -12,12 +12,21 @@ from kvtape.cli import demo
 from kvtape.cli.demo_script import Material
 from kvtape.cli.models import find_demo_model
 from kvtape.planner.events import Op
+from kvtape.sim.costs.model import read_costs
 from kvtape.traces.reader import open_log
 from support.command import kvtape
 from support.tiny_gguf import write_tiny
 
 LATER_OPS = {Op.SCORE, Op.LOST}
-FILES = ["answers.json", "demo.duckdb", "demo.duckdb.head.json", "kvtape.key", "replay.json"]
+FILES = [
+    "answers.json",
+    "costs.json",
+    "demo.duckdb",
+    "demo.duckdb.head.json",
+    "kvtape.key",
+    "replay.json",
+    "whatif.json",
+]
 
 
 def check_log(log: Path) -> None:
@@ -65,6 +74,13 @@ def test_the_demo_on_a_tiny_model(tmp_path: Path) -> None:
     assert len(body["answers"]) == 3
     assert all(answer["rows"] for answer in body["answers"].values())
     assert json.loads((out / "replay.json").read_text(encoding="utf-8")) == body["replay"]
+    assert json.loads((out / "whatif.json").read_text(encoding="utf-8")) == body["whatif"]
+    recorded = body["whatif"]["recorded"]
+    assert (recorded["equal"], recorded["difference"]) == (True, None)
+    assert recorded["residency_events"] > 50
+    assert len(body["whatif"]["rows"]) == 6
+    assert any(row["pareto"] for row in body["whatif"]["rows"])
+    assert read_costs(out / "costs.json").origin.backend == "llama"
     # A second demo replaces the first, and the run is the same.
     again = kvtape("demo", "--out", out, "--model", model, "--json")
     assert again.code == 0, again.err

@@ -1,0 +1,98 @@
+"""The demo's last step: what would other policies and budgets have cost on the log that was just recorded?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kvtape.planner.residency import RESIDENCY_OPS
+
+if TYPE_CHECKING:
+    from kvtape.cli.output import Section
+    from kvtape.planner.events import Event
+    from kvtape.planner.rows import BlockRow, PlanRow, ScoreRow, SessionRow
+    from kvtape.sim.costs.model import CostTable
+    from kvtape.sim.world.script import Script
+    from kvtape.traces.reader import Log
+
+__all__ = ["BUDGETS", "POLICIES", "demo_whatif", "demo_whatif_sections"]
+
+POLICIES: Final = ("none", "stream", "class")
+BUDGETS: Final = (512, 1024)
+
+
+def demo_whatif(tape: Log, trained: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The cost model learnt from the log, and the what-if of its six policy-budget pairs, both as JSON.
+
+    `recorded`: whether the recorded policies, simulated, hold at every event what the engine held.
+    """
+    from kvtape.cli.output import kvtape_version
+    from kvtape.cli.whatif import whatif_body
+    from kvtape.sim.costs.calibrate import calibrate
+    from kvtape.sim.whatif.grid import points_of
+    from kvtape.sim.whatif.sweep import sweep
+    from kvtape.sim.world.reading import read_scripts
+    from kvtape.sim.world.settings import Settings
+
+    costs = calibrate([tape], machine=None, kvtape_version=kvtape_version())
+    scripts = read_scripts(tape)
+    base = Settings(arrivals="closed")
+    points = points_of({"policy": POLICIES, "budget": BUDGETS}, base)
+    found = sweep(scripts, costs, points, n_ctx_train=trained)
+    body = whatif_body(found, points, base, costs, tape.logical_digest())
+    return costs.to_json(), body | {"recorded": _recorded_again(tape, scripts, costs, trained)}
+
+
+def _recorded_again(tape: Log, scripts: Sequence[Script], costs: CostTable, trained: int) -> dict[str, Any]:
+    from kvtape.sim.fidelity import first_difference
+    from kvtape.sim.world.running import simulate
+    from kvtape.sim.world.settings import Settings
+
+    sink = _EventsBySession()
+    simulate(scripts, Settings(), costs, sinks=[sink], n_ctx_train=trained)
+    run, events, difference = tape.default_run().run_id, 0, None
+    for script in scripts:
+        session = script.row.session_id
+        recorded = tape.events(run, session)
+        events += sum(e.op in RESIDENCY_OPS for e in recorded)
+        difference = difference or first_difference(recorded, sink.events[session])
+    return {"residency_events": events, "equal": difference is None, "difference": difference}
+
+
+class _EventsBySession:
+    """An `EventSink` that keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[Event]] = defaultdict(list)
+
+    def open_session(self, row: SessionRow) -> None:
+        pass
+
+    def record(
+        self,
+        event: Event,
+        *,
+        tokens: Sequence[int] | None = None,
+        plan: PlanRow | None = None,
+        blocks: Sequence[BlockRow] = (),
+        scores: Sequence[ScoreRow] = (),
+    ) -> None:
+        self.events[event.session_id].append(event)
+
+    def flush(self) -> int:
+        return 0
+
+
+def demo_whatif_sections(body: dict[str, Any]) -> list[Section]:
+    """The table, and whether the simulation of what was recorded agrees with it."""
+    from kvtape.cli.output import Section
+    from kvtape.cli.whatif import whatif_sections
+
+    recorded = body["recorded"]
+    verdict = (
+        f"as recorded, simulated: the same tokens resident at all {recorded['residency_events']} events"
+        if recorded["equal"]
+        else f"as recorded, simulated: NOT what the engine held, {recorded['difference']}"
+    )
+    return [whatif_sections(body)[0], Section(verdict, (), ())]
