@@ -25,7 +25,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 
 STRICT := planner capacity traces backends eval replay sim cli testing
 
-.PHONY: help setup demo test check format docs bench bench-peers contract soak clean
+.PHONY: help setup demo test check format docs bench bench-peers fidelity contract soak clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-demo: setup ## record a real session, replay it on llama.cpp and OpenVINO (writes demo-out/)
+demo: setup ## record a real session, replay it on both engines, simulate other policies (writes demo-out/)
 	$(BIN)/kvtape demo --out $(DEMO_OUT)
 
 test: setup ## the whole test suite
@@ -75,6 +75,9 @@ bench-peers: setup ## kvtape curve beside its peers from PyPI, on a Mooncake tra
 
 bench: setup ## measure what the documents promise
 	$(BIN)/python benchmarks/run.py
+
+fidelity: setup ## record on both engines, predict, compare with this machine (some minutes; table on stdout)
+	$(BIN)/python benchmarks/fidelity.py
 
 soak: setup ## the long run of crashes: kills, power cuts, full disks, flipped bits (half an hour)
 	$(BIN)/python benchmarks/soak.py

@@ -12,7 +12,7 @@ from kvtape.cli.app import app
 from support.repository import ROOT, room_files, tracked_files
 
 PAGES = [name for name in tracked_files() if name.endswith(".md")]
-EMPTY_ROOMS = ("report", "sim")
+EMPTY_ROOMS = ("report",)
 
 
 def read(name: str) -> str:
