@@ -10,9 +10,9 @@ from kvtape.cli.args import AsJson, LogPath, SessionId
 
 if TYPE_CHECKING:
     from kvtape.cli.output import Section
-    from kvtape.planner.events import Event
     from kvtape.planner.residency import ResidencyState
     from kvtape.planner.rows import PlanRow, SessionRow
+    from kvtape.traces.reader import Log
 
 __all__ = ["show"]
 
@@ -50,11 +50,9 @@ def show(
         if len(rows) > MOST_SESSIONS:
             note(f"kvtape: {MOST_SESSIONS} of {len(rows)} sessions; name one with --session, or ask kvtape sql")
         for row in rows[:MOST_SESSIONS]:
-            events = tape.events(run_id, row.session_id)
-            last = _moment(row.session_id, events, at)
+            last = _moment(tape, run_id, row.session_id, at)
             state = tape.state_at(run_id, row.session_id, last)
-            plans = [plan for seq, plan in sorted(tape.plans(run_id, row.session_id).items()) if seq <= last]
-            facts = _facts(row, [e for e in events if e.seq <= last], state, plans[-1] if plans else None)
+            facts = _facts(tape, row, last, state)
             shown.append(facts)
             sections.append(_section(row, state, facts))
         digest = tape.logical_digest(run_id)
@@ -62,15 +60,15 @@ def show(
         emit("show", body, sections, as_json=as_json, digest=digest, digest_kind="logical")
 
 
-def _moment(session_id: str, events: list[Event], at: int | None) -> int:
+def _moment(tape: Log, run_id: str, session_id: str, at: int | None) -> int:
     """The event to show: `at`, else the last; no further than where events were lost, since the fold ends there."""
     from kvtape.backends.errors import UsageError
     from kvtape.cli.output import note
 
-    last = events[-1].seq
+    last = tape.event(run_id, session_id).seq
     if at is not None and at > last:
         raise UsageError(f"session {session_id} has events 0 to {last}; no event {at}")
-    lost = next((e.seq for e in events if e.op == "lost"), None)
+    lost = tape.lost_at(run_id, session_id)
     if lost is None or (at is not None and at <= lost):
         return last if at is None else at
     if at is not None:
@@ -79,10 +77,12 @@ def _moment(session_id: str, events: list[Event], at: int | None) -> int:
     return lost
 
 
-def _facts(row: SessionRow, events: list[Event], state: ResidencyState, plan: PlanRow | None) -> dict[str, Any]:
+def _facts(tape: Log, row: SessionRow, seq: int, state: ResidencyState) -> dict[str, Any]:
+    from kvtape.backends.journal import COUNTERS
     from kvtape.planner.residency_state import UNBOUNDED
 
-    last = events[-1]
+    last = tape.event(row.run_id, row.session_id, seq)
+    plan = tape.last_plan(row.run_id, row.session_id, seq)
     return {
         "run_id": row.run_id,
         "session_id": row.session_id,
@@ -103,16 +103,9 @@ def _facts(row: SessionRow, events: list[Event], state: ResidencyState, plan: Pl
         "snapshots": list(state.snapshot_ids()),
         "closed": state.closed,
         "fatal": state.fatal,
-        "counters": _counters(events),
+        "counters": tape.totals(row.run_id, row.session_id, COUNTERS, seq),  # each stands on one event of its turn
         "last_plan": None if plan is None else _plan(plan),
     }
-
-
-def _counters(events: list[Event]) -> dict[str, int]:
-    """Sums over the session; every turn counter stands on one event of its turn."""
-    from kvtape.backends.journal import COUNTERS
-
-    return {name: sum(getattr(event, name) or 0 for event in events) for name in COUNTERS}
 
 
 def _plan(plan: PlanRow) -> dict[str, Any]:

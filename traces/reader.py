@@ -26,7 +26,7 @@ from kvtape.traces.digest import logical_digest
 from kvtape.traces.errors import LogLocked, LogMissing, LogUnreadable, NoSuchRow, SqlRejected
 from kvtape.traces.live import drop_stale_wal, recorded_here, snapshot
 from kvtape.traces.query import select_arrow, select_rows
-from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SCORES, SESSIONS, TABLES, TOKENS, TRIALS
+from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SCORES, SESSIONS, TABLES, TOKENS, TRIALS, quoted
 from kvtape.traces.session_columns import session_columns
 from kvtape.traces.sidecar import Head, head_path, read_head
 
@@ -121,6 +121,29 @@ class Log:
             self.session(run_id, session_id)
         return found
 
+    def event(self, run_id: str, session_id: str, seq: int | None = None) -> Event:
+        """One event of a session; default: its last. Raises NoSuchRow."""
+        which = "seq = ?" if seq is not None else f"seq = (SELECT max(seq) FROM events WHERE {_SESSION})"
+        params = [run_id, session_id] * (1 if seq is not None else 2) + ([] if seq is None else [seq])
+        found = self._rows(EVENTS, f"{_SESSION} AND {which}", params)
+        if not found:
+            self.session(run_id, session_id)
+            raise NoSuchRow(f"{self.path}: session {session_id} has no event {'at all' if seq is None else seq}")
+        event: Event = found[0]
+        return event
+
+    def lost_at(self, run_id: str, session_id: str) -> int | None:
+        """Seq of the first `lost` event of a session: the fold ends there. None where nothing was lost."""
+        query = f"SELECT min(seq) FROM events WHERE {_SESSION} AND op = 'lost'"
+        found: int | None = self._query(query, [run_id, session_id])[0][0]
+        return found
+
+    def totals(self, run_id: str, session_id: str, columns: Sequence[str], seq: int) -> dict[str, int]:
+        """Sums of integer columns over the events of a session up to and with `seq`; 0 where none has a value."""
+        sums = ", ".join(f"coalesce(sum({quoted(name)}), 0)::HUGEINT" for name in columns)
+        query = f"SELECT {sums} FROM events WHERE {_SESSION} AND seq <= ?"
+        return dict(zip(columns, self._query(query, [run_id, session_id, seq])[0], strict=True))
+
     def tokens(self, run_id: str, session_id: str) -> dict[int, TokensRow]:
         """By the seq of the event that brought them."""
         return {row.seq: row for row in self._rows(TOKENS, _SESSION, [run_id, session_id])}
@@ -132,6 +155,12 @@ class Log:
     def plans(self, run_id: str, session_id: str) -> dict[int, PlanRow]:
         """By the seq of the plan event."""
         return {row.seq: row for row in self._rows(PLANS, _SESSION, [run_id, session_id])}
+
+    def last_plan(self, run_id: str, session_id: str, seq: int) -> PlanRow | None:
+        """The last plan made up to and with event `seq`."""
+        where = f"{_SESSION} AND seq = (SELECT max(seq) FROM plans WHERE {_SESSION} AND seq <= ?)"
+        found = self._rows(PLANS, where, [run_id, session_id, run_id, session_id, seq])
+        return found[0] if found else None
 
     def scores(self, run_id: str, session_id: str) -> list[ScoreRow]:
         """By seq of the score event, then block id."""

@@ -14,6 +14,7 @@ from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import Recorder
 from kvtape.traces.verify import verify
 from support.forge import copy_log, edit_log
+from support.golden import unpack
 from support.logs import KEY, TickClock, event, record_script, run_row, script, session_row, write_log
 
 
@@ -183,3 +184,24 @@ def test_snapshots_are_cleaned_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(LogUnreadable):
         open_log(path)
     assert {p.name for p in tmp_path.iterdir()} == before
+
+
+def test_one_event_totals_and_the_last_plan_are_those_of_all_events(tmp_path: Path) -> None:
+    names = ("n_tokens", "resident_tokens", "decode_calls")
+    with open_log(unpack(tmp_path)) as log:
+        for session in ("s0", "scored"):
+            events, plans = log.events("r0", session), log.plans("r0", session)
+            assert log.event("r0", session) == events[-1]
+            assert log.lost_at("r0", session) == next((e.seq for e in events if e.op == Op.LOST), None)
+            for at in events:
+                assert log.event("r0", session, at.seq) == at
+                upto = [e for e in events if e.seq <= at.seq]
+                assert log.totals("r0", session, names, at.seq) == {
+                    name: sum(getattr(e, name) or 0 for e in upto) for name in names
+                }
+                made = [plan for seq, plan in sorted(plans.items()) if seq <= at.seq]
+                assert log.last_plan("r0", session, at.seq) == (made[-1] if made else None)
+        with pytest.raises(NoSuchRow, match="no event 999"):
+            log.event("r0", "s0", 999)
+        with pytest.raises(NoSuchRow, match="no session 'x'"):
+            log.event("r0", "x")
