@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import simpy
 
+from kvtape.backends.modelled.work import Work
 from kvtape.backends.protocol import EventSink
 from kvtape.sim.costs.model import CostTable
-from kvtape.sim.errors import Stalled
+from kvtape.sim.errors import CostsError, Stalled
 from kvtape.sim.world.measures import Counter, TurnResult, summary
 from kvtape.sim.world.player import Done, Player, Setup
 from kvtape.sim.world.script import Script, Turn
@@ -85,6 +86,7 @@ class _World:
         rate = s.link_bytes_per_s
         self.link = None if rate is None else Link(self.env, rate, s.link_latency_ns)
         self.counter = Counter()
+        self.asking = _Asking(self.costs)
 
     def run(self) -> None:
         """Until nothing is left to happen."""
@@ -105,7 +107,7 @@ class _World:
         try:
             yield from process
         except Exception as err:
-            self.failure = err
+            self.failure = self.asking.failure or err
 
     def done(self, result: TurnResult) -> None:
         self.turns.append(result)
@@ -128,6 +130,21 @@ class _World:
         return Simulated(figures, tuple(self.turns), self.settings.rules(), tuple(assumed))
 
 
+class _Asking:
+    """A `CostModel` that remembers the first price that was not there: taking back what was begun asks for others."""
+
+    def __init__(self, costs: CostTable) -> None:
+        self._costs = costs
+        self.failure: CostsError | None = None
+
+    def cost_ns(self, work: Work) -> int:
+        try:
+            return self._costs.cost_ns(work)
+        except CostsError as err:
+            self.failure = self.failure or err
+            raise
+
+
 class _Tenant:
     """A conversation: waits for its turns, for the machine, and carries them out."""
 
@@ -139,8 +156,8 @@ class _Tenant:
         self.not_repeated = 0
         self._world = world
         self._time = SimTimeline(world.env, world.link)
-        sink = ChargingSink((world.counter, *world.sinks), world.costs, self._time)
-        setup = Setup(shape, self.modelled.policy, world.costs, world.run_id, script.evict_by, self.modelled.repeat)
+        sink = ChargingSink((world.counter, *world.sinks), world.asking, self._time)
+        setup = Setup(shape, self.modelled.policy, world.asking, world.run_id, script.evict_by, self.modelled.repeat)
         self.player = Player(setup, self.name, sink, self._time)
 
     def displaced(self) -> None:

@@ -197,6 +197,12 @@ def test_work_without_a_price_ends_the_run() -> None:
         run(scripts_of("a"), flat_costs(without=("decode",)))
 
 
+def test_the_first_price_that_is_missing_is_the_one_that_is_named() -> None:
+    costs = flat_costs(without=("evict", "truncate"))
+    with pytest.raises(CostsError, match="say nothing of evict"):
+        run(scripts_of("a"), costs, policy="stream:sink=4,recent=12,block=8", n_ctx=24)
+
+
 def test_a_policy_that_the_engine_cannot_follow_is_refused() -> None:
     sink = recorded_toy(talk(), NONE)
     row = dataclasses.replace(sink.sessions[0], capabilities='{"remove_tail": true}')
