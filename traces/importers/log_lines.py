@@ -93,8 +93,8 @@ def _begin(source: Source, line: bytes) -> _Chain:
     meta = _object(source, line).get("meta")
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise source.rejected("meta", "no log of kvtape", "the first line has the meta rows of a log")
-    version = int(meta.get("schema_version", 0))
-    if version != SCHEMA_VERSION:
+    version = meta.get("schema_version")
+    if version != str(SCHEMA_VERSION):
         what = f"schema version {version}, this kvtape writes {SCHEMA_VERSION}"
         raise source.rejected("schema_version", what, "use the kvtape that exported it")
     plain = {k: str(v) for k, v in meta.items() if k != "sealed"}

@@ -53,8 +53,9 @@ def duration_ns(source: Source, field: str, value: str | Decimal, unit: int) -> 
         raise source.rejected(field, f"{value} is no point in time", "leave such rows out, or correct them")
     if number < 0:
         raise source.rejected(field, f"{value} is before 0", "times count from the beginning of the trace")
-    scaled = int((number * unit).to_integral_value())
-    if scaled > _LONGEST_NS:
+    # Compared first: the product of a number like 1e999999999 has no room anywhere.
+    scaled = int((number * unit).to_integral_value()) if number <= _LONGEST_NS else None
+    if scaled is None or scaled > _LONGEST_NS:
         raise source.rejected(field, f"{value} is beyond 292 years in nanoseconds", "look at the unit of the column")
     return scaled
 

@@ -143,3 +143,10 @@ def test_batches_join_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert column(log, "SELECT count(*) FROM events GROUP BY batch ORDER BY batch") == [6, 6, 6, 10]
         for session in log.sessions():
             assert log.state_at(log.default_run().run_id, session.session_id).closed
+
+
+def test_a_time_that_no_number_can_hold_is_refused_like_any_other(tmp_path: Path) -> None:
+    file = written(tmp_path, MOONCAKE.replace(b": 0,", b": 1e999999999,"), "huge")
+    assert "1e999999999" in file.read_text()
+    with pytest.raises(SourceRejected, match="beyond 292 years"):
+        import_trace([file], tmp_path / "log.duckdb", kvtape_version="0")
