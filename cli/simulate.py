@@ -115,11 +115,18 @@ def _recorded(
     from kvtape.cli.logs import opened
     from kvtape.cli.recording import new_log, recording
     from kvtape.sim.world.running import simulate as run
+    from kvtape.traces.sidecar import head_path
 
     place = new_log(out)
     row = _run_row(settings, costs, source, trained)
-    with recording(place, row, VirtualTimeline()) as recorder:
-        found = run(scripts, settings, costs, run_id=row.run_id, sinks=[recorder], n_ctx_train=trained)
+    try:
+        with recording(place, row, VirtualTimeline()) as recorder:
+            found = run(scripts, settings, costs, run_id=row.run_id, sinks=[recorder], n_ctx_train=trained)
+    except BaseException:
+        # Half a recording is a record of what happened; half a simulation is nothing.
+        for left in (place, head_path(place)):
+            left.unlink(missing_ok=True)
+        raise
     with opened(place) as tape:
         return found, tape.logical_digest(row.run_id)
 

@@ -99,6 +99,16 @@ def test_costs_of_another_model_are_refused(log: Path, costs: Path, tmp_path: Pa
     assert (ran.code, "threads 77" in ran.err) == (2, True)
 
 
+def test_a_simulation_that_fails_leaves_no_log(log: Path, costs: Path, tmp_path: Path) -> None:
+    fewer = json.loads(costs.read_text(encoding="utf-8"))
+    del fewer["kinds"]["decode"]
+    path, out = tmp_path / "fewer.json", tmp_path / "out.duckdb"
+    path.write_text(json.dumps(fewer), encoding="utf-8")
+    ran = kvtape("simulate", log, "--costs", path, "--log", out)
+    assert (ran.code, "say nothing of decode" in ran.err) == (2, True)
+    assert not [p.name for p in tmp_path.iterdir() if p.name.startswith("out")]
+
+
 def test_a_roofline_needs_no_log_and_says_that_it_is_hypothetical(log: Path, tmp_path: Path) -> None:
     path = tmp_path / "roof.json"
     spec = "flops=1e11,bytes_per_s=2e10,params=1.3e8,weight_bytes=1.4e8,row_bytes=23040"
