@@ -59,9 +59,9 @@ format: setup ## rewrite the sources in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-contract: setup ## the parity contract: run its tests, then say what holds (kvtape doctor --contract)
+contract: setup ## the parity contract: run its tests, then say what holds, in LOG too (kvtape doctor --contract)
 	$(BIN)/python -m pytest -q -m contract --kvtape-evidence contract-evidence.json tests
-	$(BIN)/kvtape doctor --contract --evidence contract-evidence.json
+	$(BIN)/kvtape doctor --contract $(LOG) --evidence contract-evidence.json
 
 docs: setup ## write the generated parts of the pages
 	$(BIN)/python docs/write_pages.py

@@ -92,13 +92,17 @@ def _files_without_proof(invariant: str, tests: Iterable[Mapping[str, Any]]) -> 
 
 
 def write_evidence(
-    path: Path, tests: Sequence[Mapping[str, Any]], deselected: Mapping[str, int], narrowed: Sequence[str] = ()
+    path: Path,
+    tests: Sequence[Mapping[str, Any]],
+    deselected: Mapping[str, int],
+    narrowed: Sequence[str] = (),
+    sources: str | None = None,
 ) -> None:
-    """Write what ran, for `read_evidence`; whole or not at all."""
+    """Write what ran, for `read_evidence`; whole or not at all. `sources`: the digest when it began, if not now."""
     body = {
         "schema": _SCHEMA,
         "kvtape_version": version("kvtape"),
-        "sources": sources_digest(),
+        "sources": sources or sources_digest(),
         "tests": list(tests),
         "deselected": dict(deselected),
         "narrowed": list(narrowed),

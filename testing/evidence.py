@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtape.replay.evidence import write_evidence
+from kvtape.replay.evidence import sources_digest, write_evidence
 
 __all__ = ["EvidenceRecorder"]
 
@@ -24,6 +24,8 @@ class EvidenceRecorder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        # Of now, before anything runs: sources that are edited meanwhile must not pass for those that were tested.
+        self._sources = sources_digest()
         self._tests: dict[str, dict[str, Any]] = {}
         self._deselected: Counter[str] = Counter()
         self._narrowed: list[str] = []
@@ -61,4 +63,4 @@ class EvidenceRecorder:
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             tests = [self._tests[name] for name in sorted(self._tests)]
-            write_evidence(self._path, tests, dict(sorted(self._deselected.items())), self._narrowed)
+            write_evidence(self._path, tests, dict(sorted(self._deselected.items())), self._narrowed, self._sources)

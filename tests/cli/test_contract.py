@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from kvtape.replay.evidence import INVARIANTS, REQUIRED, Tally, read_evidence, write_evidence
+from kvtape.replay import evidence
+from kvtape.replay.evidence import INVARIANTS, REQUIRED, Tally, read_evidence, sources_digest, write_evidence
+from kvtape.testing.evidence import EvidenceRecorder
 from support.command import kvtape
 from support.forge import edit_log
 from support.recorded import record
@@ -135,7 +137,7 @@ def test_every_required_file_is_there_and_marked() -> None:
 
 
 def test_pytest_writes_what_ran_and_what_was_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "e.json"
+    path, before = tmp_path / "e.json", sources_digest()
     where = "tests/replay/test_identities.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", where, "-k", "label or held"]
     done = subprocess.run(
@@ -147,14 +149,14 @@ def test_pytest_writes_what_ran_and_what_was_left_out(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    evidence = read_evidence(path)
-    assert evidence.stale is None
-    assert [t["id"].partition("::")[2] for t in evidence.tests] == [
+    ran = read_evidence(path)
+    assert ran.sources in (before, sources_digest())  # a checkout that somebody works in may change meanwhile
+    assert [t["id"].partition("::")[2] for t in ran.tests] == [
         "test_a_backend_that_cannot_count_is_labelled",
         "test_every_identity_was_held_against_a_row",
     ]
-    assert evidence.deselected["I4"] >= 10
-    assert evidence.count("I4").passed == 2
+    assert ran.deselected["I4"] >= 10
+    assert ran.count("I4").passed == 2
 
 
 @pytest.mark.parametrize(
@@ -240,3 +242,12 @@ def test_a_place_where_no_evidence_can_be_written_is_refused_before_the_tests(tm
             check=False,
         )
         assert (ran.returncode, "no file can be written there" in ran.stderr) == (4, True), ran.stdout
+
+
+def test_sources_that_are_edited_while_the_tests_run_are_not_those_that_were_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = EvidenceRecorder(tmp_path / "e.json")
+    monkeypatch.setattr(evidence, "sources_digest", lambda: "edited")
+    recorder.pytest_sessionfinish(pytest.ExitCode.OK)
+    assert read_evidence(tmp_path / "e.json").stale == "the sources have changed since"
