@@ -8,7 +8,9 @@ batch after it.
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import duckdb
@@ -27,6 +29,9 @@ from kvtape.traces.stretches import Stretches
 __all__ = ["ChainReport", "StoredBatch", "batch_slices", "chain_windows", "check_chain", "last_seqs", "stored_batches"]
 
 _WINDOW_ROWS = 300_000
+
+Bounds = list[tuple[int, int]]
+"""Where the rows of each batch of a window begin and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +67,8 @@ def check_chain(connection: duckdb.DuckDBPyConnection, meta: dict[str, str], hea
     batches = stored_batches(connection)
     report.batches = len(batches)
     report.findings += _check_links(meta, batches)
-    for window in chain_windows(batches):
-        for table in ROW_TABLES:
-            report.rows += _check_window(connection, table, window, report.findings)
+    for table, window, rows, bounds in _read_ahead(connection, batches):
+        report.rows += _check_window(table, window, rows, bounds, report.findings)
     report.findings += _strays(connection)
     report.findings += _gaps(connection)
     if batches:
@@ -75,11 +79,26 @@ def check_chain(connection: duckdb.DuckDBPyConnection, meta: dict[str, str], hea
     return report
 
 
+def _read_ahead(
+    connection: duckdb.DuckDBPyConnection, batches: list[StoredBatch]
+) -> Iterator[tuple[Table, list[StoredBatch], pa.Table, Bounds]]:
+    """Each table of each window with its rows; the next ones are read while these are hashed."""
+    wanted = ((table, window) for window in chain_windows(batches) for table in ROW_TABLES)
+    with ThreadPoolExecutor(1) as reader:  # the only one that uses the connection until all is read
+        reading: deque[tuple[Table, list[StoredBatch], Future[tuple[pa.Table, Bounds]]]] = deque()
+        for table, window in wanted:
+            reading.append((table, window, reader.submit(_window_rows, connection, table, window)))
+            if len(reading) > 1:
+                before, its, rows = reading.popleft()
+                yield before, its, *rows.result()
+        for before, its, rows in reading:
+            yield before, its, *rows.result()
+
+
 def _check_window(
-    connection: duckdb.DuckDBPyConnection, table: Table, window: list[StoredBatch], findings: list[Finding]
+    table: Table, window: list[StoredBatch], rows: pa.Table, bounds: Bounds, findings: list[Finding]
 ) -> int:
     """Compare the rows of a table in these batches with what was recorded of them; how many rows there are."""
-    rows, bounds = _window_rows(connection, table, window)
     stretches = Stretches(table.chained, rows)
     for stored, (start, stop) in zip(window, bounds, strict=True):
         if not are_recorded(table, stored.summary, stop - start, functools.partial(stretches.digest, start, stop)):
@@ -112,7 +131,7 @@ def batch_slices(
 
 def _window_rows(
     connection: duckdb.DuckDBPyConnection, table: Table, window: list[StoredBatch]
-) -> tuple[pa.Table, list[tuple[int, int]]]:
+) -> tuple[pa.Table, Bounds]:
     """Rows of batch after batch, each batch in canonical order, and where each begins and ends."""
     between = "batch BETWEEN ? AND ?", [window[0].batch, window[-1].batch]
     # Rows lie in this order as they were written; looking is far cheaper than sorting.
