@@ -86,13 +86,13 @@ def while_it_records(tmp_path: Path, act: Callable[[subprocess.Popen[bytes], int
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None and not log.with_name("a.duckdb.head.json").exists():
         time.sleep(0.02)
     time.sleep(0.3)
     (host,) = children_of(process.pid)
     act(process, host)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=200)
     assert not Path(f"/proc/{host}").exists()
     return process.returncode, err.decode(), log
 
