@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 from kvtape.traces.canonical import is_in_canonical_order
 from kvtape.traces.chain import BatchSummary, genesis, link, recorded_spans
 from kvtape.traces.findings import Finding, FindingKind
-from kvtape.traces.query import select_arrow
+from kvtape.traces.query import empty_columns, select_arrow
 from kvtape.traces.row_check import are_recorded, check_rows
 from kvtape.traces.schema import ROW_TABLES, Table
 from kvtape.traces.sidecar import Head, session_key
@@ -83,11 +83,12 @@ def _read_ahead(
     connection: duckdb.DuckDBPyConnection, batches: list[StoredBatch]
 ) -> Iterator[tuple[Table, list[StoredBatch], pa.Table, Bounds]]:
     """Each table of each window with its rows; the next ones are read while these are hashed."""
+    empty = {table.name: empty_columns(connection, table) for table in ROW_TABLES}
     wanted = ((table, window) for window in chain_windows(batches) for table in ROW_TABLES)
     with ThreadPoolExecutor(1) as reader:  # the only one that uses the connection until all is read
         reading: deque[tuple[Table, list[StoredBatch], Future[tuple[pa.Table, Bounds]]]] = deque()
         for table, window in wanted:
-            reading.append((table, window, reader.submit(_window_rows, connection, table, window)))
+            reading.append((table, window, reader.submit(_window_rows, connection, table, window, empty[table.name])))
             if len(reading) > 1:
                 before, its, rows = reading.popleft()
                 yield before, its, *rows.result()
@@ -130,14 +131,14 @@ def batch_slices(
 
 
 def _window_rows(
-    connection: duckdb.DuckDBPyConnection, table: Table, window: list[StoredBatch]
+    connection: duckdb.DuckDBPyConnection, table: Table, window: list[StoredBatch], empty: Collection[str] = ()
 ) -> tuple[pa.Table, Bounds]:
     """Rows of batch after batch, each batch in canonical order, and where each begins and ends."""
     between = "batch BETWEEN ? AND ?", [window[0].batch, window[-1].batch]
     # Rows lie in this order as they were written; looking is far cheaper than sorting.
-    rows = select_arrow(connection, table, *between, ordered=False)
+    rows = select_arrow(connection, table, *between, ordered=False, empty=empty)
     if not is_in_canonical_order(table, rows, "batch"):
-        rows = select_arrow(connection, table, *between, by_batch=True)
+        rows = select_arrow(connection, table, *between, by_batch=True, empty=empty)
     numbers = rows.column("batch").to_numpy()
     wanted = np.array([s.batch for s in window], np.uint64)
     starts, stops = (np.searchsorted(numbers, wanted, side).tolist() for side in ("left", "right"))

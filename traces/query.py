@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import duckdb
@@ -12,7 +12,7 @@ from kvtape.traces.codec import from_arrow
 from kvtape.traces.schema import SCHEMA_VERSION, Table, quoted
 from kvtape.traces.upcast import upcast
 
-__all__ = ["order_by", "select_arrow", "select_rows"]
+__all__ = ["empty_columns", "order_by", "select_arrow", "select_rows"]
 
 
 def order_by(table: Table, *first: str) -> str:
@@ -29,16 +29,31 @@ def select_arrow(
     by_batch: bool = False,
     ordered: bool = True,
     version: int = SCHEMA_VERSION,
+    empty: Collection[str] = (),
 ) -> pa.Table:
     """Columns of `table` plus `batch`, rows in canonical order or as they lie, of batch after batch if asked.
 
     Enumerations come as Arrow dictionaries. `version`: the schema version of the log; older rows are brought up.
+    `empty`: columns known to hold nothing (`empty_columns`) are not read, and come last, as Arrow nulls.
     """
-    columns = ", ".join(quoted(c) for c in (*table.columns, "batch")) if version == SCHEMA_VERSION else "*"
+    names = [c for c in (*table.columns, "batch") if c not in empty]
+    columns = ", ".join(map(quoted, names)) if version == SCHEMA_VERSION else "*"
     order = order_by(table, *(["batch"] if by_batch else [])) if ordered else ""
     query = f"SELECT {columns} FROM {table.name} WHERE {where} {order}"
     rows = connection.sql(query, params=list(params)).to_arrow_table()
+    for name in empty if version == SCHEMA_VERSION else ():
+        rows = rows.append_column(name, pa.nulls(rows.num_rows))
     return upcast(table.name, rows, version)
+
+
+def empty_columns(connection: duckdb.DuckDBPyConnection, table: Table) -> list[str]:
+    """Columns without a value in any row; of most tables of most logs that is half of them."""
+    names = [f.name for f in table.fields if f.nullable]
+    if not names:
+        return []
+    counts = ", ".join(f"count({quoted(name)})" for name in names)
+    found = connection.execute(f"SELECT {counts} FROM {table.name}").fetchall()[0]
+    return [name for name, count in zip(names, found, strict=True) if not count]
 
 
 def select_rows(
