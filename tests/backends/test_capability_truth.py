@@ -74,6 +74,7 @@ def laboratory(row_name: str) -> Laboratory:
     return Laboratory(factory(row), CONFORMANCE_CONFIG)
 
 
+@pytest.mark.contract("I2", cell=True)
 @pytest.mark.parametrize(("row", "flag"), PAIRS, ids=named)
 def test_a_true_flag_is_executed_and_a_false_one_refused(row: Row, flag: str) -> None:
     scenario = SCENARIO[EXECUTED[flag] if getattr(row.expected, flag) else f"without_{flag}"]
