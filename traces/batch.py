@@ -17,9 +17,9 @@ from kvtape.traces.tape import BLOCK_TOKENS, Tape, content_mac
 __all__ = ["BatchBuilder", "Item"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: the recording thread makes one for every event, and freezing is a third of it
 class Item:
-    """A session's row, an event with what belongs to it, or trials."""
+    """A session's row, an event with what belongs to it, or trials. Never changed."""
 
     session: SessionRow | None = None
     event: Event | None = None

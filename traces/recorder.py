@@ -177,7 +177,8 @@ class Recorder:
         """
         self._check_run(event.run_id)
         _check_texts(event)
-        _check_scores(scores)
+        if scores:
+            _check_scores(scores)
         held = None if tokens is None else _checked_tokens(event, tokens)
         with self._work:
             mark = self._marks.get(event.session_id)
