@@ -87,7 +87,7 @@ def soak_flips(folder: Path, n: int, seed: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1_000)
-    parser.add_argument("--events", type=int, default=120, help="of the recording whose power cuts are tried")
+    parser.add_argument("--events", type=int, default=150, help="of the recording whose power cuts are tried")
     parser.add_argument("--limits", type=int, default=100)
     parser.add_argument("--flips", type=int, default=300, help="in each file")
     parser.add_argument("--seed", type=int, default=1)
