@@ -31,9 +31,7 @@ def test_a_log_goes_through_a_pipe_and_comes_back(trace: Path, tmp_path: Path) -
     lines = kvtape_process(["export", trace, "--format", "jsonl", "--out", "-"])
     assert (lines.code, lines.err) == (0, "")
     back = tmp_path / "back.duckdb"
-    made = kvtape_process(
-        ["import", "-", "--format", "auto", "--log", back, "--json"], stdin=lines.out.encode()
-    )
+    made = kvtape_process(["import", "-", "--format", "auto", "--log", back, "--json"], stdin=lines.out.encode())
     assert made.code == 0, made.err
     digests = [json.loads(kvtape("verify", log, "--json").out)["digest"] for log in (trace, back)]
     assert digests[0] == digests[1]

@@ -20,6 +20,7 @@ from kvtape.planner.specs import parse_policy
 from kvtape.replay.invariants import plan_findings
 from kvtape.testing.sink import ListSink
 from support.engines import load_engine
+from support.modelled import ModelledEngine
 from support.tiny_gguf import write_tiny
 from support.watched import ToyEngine
 
@@ -41,6 +42,7 @@ class _Under:
 
 BACKENDS: dict[str, _Under] = {
     "toy": _Under("toy"),
+    "modelled": _Under("modelled"),
     "llama": _Under("llama"),
     "openvino": _Under("openvino"),
     "llama, scores": _Under("llama", options={"scores": "on"}),
@@ -57,6 +59,8 @@ def _engine(name: str) -> Engine:
     under = BACKENDS[name]
     if under.engine == "toy":
         return ToyEngine()
+    if under.engine == "modelled":
+        return ModelledEngine()
     key = "-".join(f"{k}{v}" for k, v in under.model.items()) or "llama"
     path = Path(_folder.name) / f"{key}.gguf"
     return load_engine(under.engine, path if path.exists() else write_tiny(path, **under.model))
@@ -96,7 +100,7 @@ class Played:
         try:
             seen = backend.witness()
         except UnsupportedOperation:
-            return  # a recurrent memory has no row for each token
+            return  # a recurrent memory has no row for each token, a modelled one no memory
         where = [p for s in state.layout for p in range(s.cache_start, s.cache_stop)]
         assert sorted(seen.cache_positions.tolist()) == where
         assert {len(rows) for rows in (*seen.rows.keys, *seen.rows.values)} <= {state.resident_tokens}
