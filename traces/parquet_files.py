@@ -2,12 +2,14 @@
 
     OUT/meta.parquet, OUT/batches.parquet, OUT/runs.parquet, OUT/trials.parquet
     OUT/<table>/day=1970-01-01/session=main/*.parquet          every other table; `day` is that of the session's begin
+                               session=main%2F..+0123456789abcdef   names too long for a folder: begin and hash
 
 The files have the columns of the tables, `batch` too, so that the chain can be checked over them.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,6 +35,9 @@ PARTITIONED = tuple(t for t in ROW_TABLES if "session_id" in t.columns and t.nam
 
 _ROWS = 65_536
 """Rows in memory at a time."""
+
+_LONGEST_NAME = 240
+"""Bytes of a session's name in a folder's: file systems take 255, of which `session=` is 8."""
 
 _DAYS = """
     CREATE TEMP TABLE days AS
@@ -112,9 +117,24 @@ def _changes(values: pa.Array) -> npt.NDArray[np.bool_]:
 
 def _writer(target: Path, place: tuple[str, str], schema: pa.Schema) -> pq.ParquetWriter:
     day, session = place
-    folder = target / f"day={day}" / f"session={quote(session, safe=' ')}"
+    folder = target / f"day={day}" / f"session={_folder_name(session)}"
     folder.mkdir(parents=True, exist_ok=True)
     return pq.ParquetWriter(folder / "data_0.parquet", schema, compression="zstd", use_dictionary=False)
+
+
+def _folder_name(session: str) -> str:
+    """The session's name URL-encoded, as Hive does. Of a longer one its begin and a hash, with a `+` between them,
+    which no encoded name has; the whole name is in the rows.
+    """
+    name = quote(session, safe=" ")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.blake2b(session.encode(), digest_size=16).hexdigest()
+    room = _LONGEST_NAME - 1 - len(digest)
+    begin = session[:room]
+    while len(name := quote(begin, safe=" ")) > room:  # by whole characters, which readers decode
+        begin = begin[:-1]
+    return f"{name}+{digest}"
 
 
 def _copy(connection: duckdb.DuckDBPyConnection, query: str, target: Path) -> None:

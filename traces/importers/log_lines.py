@@ -31,6 +31,8 @@ __all__ = ["FORMAT_NAME", "Restored", "is_log_lines", "restore_log"]
 
 FORMAT_NAME = "kvtape-jsonl"
 _REMEDY = "export the log again"
+_ALWAYS = ("kvtape_version", "log_id", "key_id")
+"""Meta rows that every log has, beside its format and schema version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,9 @@ def _begin(source: Source, line: bytes) -> _Chain:
     if version != str(SCHEMA_VERSION):
         what = f"schema version {version}, this kvtape writes {SCHEMA_VERSION}"
         raise source.rejected("schema_version", what, "use the kvtape that exported it")
+    for name in _ALWAYS:
+        if not isinstance(meta.get(name), str):
+            raise source.rejected(f"meta.{name}", "is missing or no text", _REMEDY)
     plain = {k: str(v) for k, v in meta.items() if k != "sealed"}
     return _Chain(plain, genesis(plain))
 

@@ -20,6 +20,7 @@ from kvtape.traces.exporters.traces import ACCESS, oracle_general
 from kvtape.traces.importers.errors import SourceRejected
 from kvtape.traces.importers.importing import import_trace
 from kvtape.traces.reader import open_log
+from kvtape.traces.schema import FORMAT, SCHEMA_VERSION
 from kvtape.traces.verify import verify
 from support.imports import imported, public_trace, read, written
 from support.logs import script, write_log
@@ -87,6 +88,19 @@ def test_edited_lines_are_refused(trace: Path, tmp_path: Path, edit: Any, words:
     with pytest.raises(SourceRejected, match=words):
         import_trace([written(tmp_path, changed, "bad.jsonl")], tmp_path / "bad.duckdb", kvtape_version="0")
     assert not list(tmp_path.glob("bad.duckdb*"))
+
+
+@pytest.mark.parametrize("name", ["log_id", "key_id", "kvtape_version"])
+@pytest.mark.parametrize("value", [None, 7])
+def test_a_first_line_without_what_every_log_has_is_refused(tmp_path: Path, name: str, value: int | None) -> None:
+    meta: dict[str, Any] = {"format": FORMAT, "schema_version": str(SCHEMA_VERSION), "log_id": "1", "key_id": "2"}
+    meta |= {"kvtape_version": "0", name: value}
+    line = json.dumps(
+        {"table": "meta", "meta": {k: v for k, v in meta.items() if v is not None}}, separators=(",", ":")
+    )
+    with pytest.raises(SourceRejected, match=rf"bad.jsonl, line 1, meta.{name}: is missing or no text; export"):
+        import_trace([written(tmp_path, line, "bad.jsonl")], tmp_path / "bad.duckdb", kvtape_version="0")
+    assert [p.name for p in tmp_path.iterdir()] == ["bad.jsonl"]
 
 
 def test_mooncake_comes_back_byte_for_byte(trace: Path, tmp_path: Path) -> None:
