@@ -66,8 +66,9 @@ def span_list(events: pa.Table) -> list[Span]:
     if len(runs.dictionary) == 1 and len(sessions.dictionary) == 1:
         seqs = events.column("seq")
         return [(runs[0].as_py(), sessions[0].as_py(), seqs[0].as_py(), seqs[-1].as_py())]
-    grouped = events.group_by(["run_id", "session_id"]).aggregate([("seq", "min"), ("seq", "max")]).to_pylist()
-    return sorted((g["run_id"], g["session_id"], g["seq_min"], g["seq_max"]) for g in grouped)
+    grouped = events.group_by(["run_id", "session_id"]).aggregate([("seq", "min"), ("seq", "max")])
+    columns = [grouped.column(name).to_pylist() for name in ("run_id", "session_id", "seq_min", "seq_max")]
+    return sorted(zip(*columns, strict=True))
 
 
 def recorded_spans(summary: BatchSummary) -> list[Span]:

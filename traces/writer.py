@@ -30,7 +30,7 @@ from kvtape.traces.reader import open_log
 from kvtape.traces.schema import FORMAT, RUNS, SCHEMA_VERSION
 from kvtape.traces.sidecar import Head, file_digest, head_path, read_head, session_key, write_head
 
-__all__ = ["LogWriter"]
+__all__ = ["LogWriter", "new_meta"]
 
 
 class LogWriter:
@@ -51,14 +51,7 @@ class LogWriter:
             raise LogExists(f"{path}: this process is already recording into it")
         refuse_leftovers(path)  # before a key is drawn: a log that is there has its own
         key = load_or_create_key(path) if key is None else key
-        meta = {
-            "format": FORMAT,
-            "schema_version": str(SCHEMA_VERSION),
-            "kvtape_version": run.kvtape_version,
-            "definitions": definitions_digest(),
-            "log_id": _log_id(run, key),
-            "key_id": key_id(key),
-        }
+        meta = new_meta(run, key)
         create_log_file(path, meta)
         head = Head(meta["log_id"], 0, genesis(meta).hex(), 0, {}, file_digest(path))
         register(path, head)
@@ -141,6 +134,18 @@ class LogWriter:
 def _close(connection: duckdb.DuckDBPyConnection) -> None:
     with suppress(duckdb.Error):  # after a failed write the engine refuses everything
         connection.close()
+
+
+def new_meta(run: RunRow, key: bytes) -> dict[str, str]:
+    """The meta rows of a log that begins with `run`."""
+    return {
+        "format": FORMAT,
+        "schema_version": str(SCHEMA_VERSION),
+        "kvtape_version": run.kvtape_version,
+        "definitions": definitions_digest(),
+        "log_id": _log_id(run, key),
+        "key_id": key_id(key),
+    }
 
 
 def _log_id(run: RunRow, key: bytes) -> str:

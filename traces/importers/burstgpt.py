@@ -7,6 +7,7 @@ is a failed request; an API row has no session, and then is one of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from sys import intern
 from typing import Any
 
 from kvtape.traces.importers.notes import Notes
@@ -31,6 +32,7 @@ class BurstGPT:
 
     def read(self, source: Source, notes: Notes, asked: Asked) -> Iterator[Record]:
         rows = csv_rows(source, _NEEDED, _OPTIONAL, drop_repeated=asked.drop_duplicates)
+        details: dict[str, dict[str, Any]] = {"": {}}  # few of them, and many rows
         for stamp, model, request, response, kind, total, session, elapsed in rows:
             n_in, n_out = whole(source, "Request tokens", request), whole(source, "Response tokens", response)
             if total and whole(source, "Total tokens", total) != n_in + n_out:
@@ -38,7 +40,6 @@ class BurstGPT:
                 notes.warn("total_differs", source.name, source.line, text)
             if not n_out:
                 notes.warn("zero_output", source.name, source.line, "no response tokens: a failed request; kept")
-            detail: dict[str, Any] = {"type": kind} if kind else {}
             yield Request(
                 line=source.line,
                 at_ns=duration_ns(source, "Timestamp", stamp, SECOND),
@@ -46,8 +47,8 @@ class BurstGPT:
                 output_tokens=n_out,
                 session=session.strip() or None,
                 elapsed_ns=duration_ns(source, "Elapsed time", elapsed, SECOND) if elapsed else None,
-                model=model or None,
-                detail=detail,
+                model=intern(model) or None,
+                detail=details.setdefault(kind, {"type": kind}),
             )
 
 

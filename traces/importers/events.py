@@ -8,7 +8,7 @@ Columns that the source says nothing about are absent here and NULL in the log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -60,11 +60,11 @@ class EventMaker:
         else:
             self._step(record)
 
-    def close(self) -> None:
-        """End the sessions that are open, in the order in which they began."""
+    def closing(self) -> Iterator[int]:
+        """End the sessions that are open, in the order in which they began; the seq of each end."""
         for session in self._sessions.values():
             if not session.lost:  # nothing is known of what comes after
-                self._event(session, session.at_ns, Op.CLOSE)
+                yield self._event(session, session.at_ns, Op.CLOSE)
 
     def _request(self, r: Request, session_id: str) -> None:
         session = self._opened(session_id, r.at_ns, r.model)

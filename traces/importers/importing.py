@@ -24,7 +24,8 @@ from kvtape.traces.importers.writing import Batch, arrow_rows, write_new_log
 
 __all__ = ["ImportResult", "import_trace"]
 
-_BATCH_EVENTS = 262_144
+_BATCH_EVENTS = 122_880
+"""A row group of DuckDB."""
 _DAY_NS = 86_400 * 10**9
 _LONG_NS, _SHORT_NS = 62 * _DAY_NS, 1_000_000
 
@@ -65,6 +66,7 @@ def import_trace(
     trace = read_trace(files, format_name, asked, notes, first)
     times = [record.at_ns for record, _ in trace.records]
     zero, last = min(times), max(times)
+    n_records = len(trace.records)
     _check_span(trace, last - zero, notes)
     run = _run_row(trace, zero, asked, kvtape_version=kvtape_version, content=content)
     counts = {"events": 0, "sessions": 0}
@@ -79,7 +81,7 @@ def import_trace(
     write_new_log(log, run, batches)
     return ImportResult(
         format=trace.reader.name,
-        rows=len(trace.records) + notes.folded,
+        rows=n_records + notes.folded,
         sessions=counts["sessions"],
         events=counts["events"],
         duplicates=trace.duplicates,
@@ -105,13 +107,18 @@ def _restored(files: Sequence[str | Path], first: Source | None, log: Path, form
     return ImportResult(FORMAT_NAME, made.rows, made.sessions, made.events, 0, 0, made.span_ns, [])
 
 
-def _batches(records: Sequence[tuple[Record, str]], maker: EventMaker) -> Iterator[Batch]:
-    for record, session_id in records:
-        maker.add(record, session_id)
+def _batches(records: list[tuple[Record, str]], maker: EventMaker) -> Iterator[Batch]:
+    """Takes the records out of the list, so that what is written is held no longer."""
+    records.reverse()
+    while records:
+        maker.add(*records.pop())
         if len(maker.events) >= _BATCH_EVENTS:
             yield _taken(maker)
-    maker.close()
-    yield _taken(maker)
+    for _ in maker.closing():
+        if len(maker.events) >= _BATCH_EVENTS:
+            yield _taken(maker)
+    if len(maker.events):
+        yield _taken(maker)
 
 
 def _taken(maker: EventMaker) -> Batch:

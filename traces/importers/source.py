@@ -104,6 +104,7 @@ class Source:
 
     def close(self) -> None:
         self._tap.close()
+        self._seen.clear()  # large, and of no use any more
 
     def __enter__(self) -> Self:
         return self

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 
 import duckdb
@@ -11,16 +12,19 @@ import pyarrow as pa
 
 from kvtape.planner.events import SCHEMA_VERSION
 from kvtape.planner.rows import RunRow
+from kvtape.traces.chain import genesis
 from kvtape.traces.codec import to_arrow
-from kvtape.traces.database import give_name, one_line, refuse_leftovers
+from kvtape.traces.database import build_file, fsync_file, give_name, one_line, refuse_leftovers
 from kvtape.traces.errors import LogExists, LogWriteFailed
+from kvtape.traces.folder import register
+from kvtape.traces.group import Group, group_batches
 from kvtape.traces.importers.columns import Columns
 from kvtape.traces.keys import load_or_create_key
 from kvtape.traces.leftovers import claimed
 from kvtape.traces.schema import RUNS, TABLES
-from kvtape.traces.seal import seal_log
-from kvtape.traces.sidecar import fsync_dir, head_path
-from kvtape.traces.writer import LogWriter
+from kvtape.traces.seal import check_copy
+from kvtape.traces.sidecar import Head, file_digest, fsync_dir, head_path, read_head, write_head
+from kvtape.traces.writer import new_meta
 
 __all__ = ["Batch", "arrow_rows", "new_log", "write_new_log"]
 
@@ -39,6 +43,9 @@ def new_log(log: Path) -> Iterator[Path]:
         yield fresh
         _name(fresh, log)
     fsync_dir(log.parent)
+    head = read_head(log)
+    if head is not None:
+        register(log, head)  # in a log folder it is a segment
 
 
 def write_new_log(log: Path, run: RunRow, batches: Callable[[bytes], Iterator[Batch]]) -> None:
@@ -51,14 +58,34 @@ def write_new_log(log: Path, run: RunRow, batches: Callable[[bytes], Iterator[Ba
 
 
 def _fill(fresh: Path, run: RunRow, key: bytes, batches: Callable[[bytes], Iterator[Batch]]) -> None:
-    writer = LogWriter.create(fresh, run, key)
-    try:
-        writer.append({RUNS.name: to_arrow(RUNS, [run])})
-        for batch in batches(key):
-            writer.append(batch)
-        seal_log(writer)
-    finally:
-        writer.close()
+    """Rows go straight into the sealed file: as nothing is acknowledged before it has its name, it needs no
+    write-ahead log of rows, nor a head before the last.
+    """
+    meta = new_meta(run, key)
+    head = Head(meta["log_id"], 0, genesis(meta).hex(), 0, {}, "")
+    build_file(fresh, {**meta, "sealed": "true"})
+    with closing(duckdb.connect(str(fresh), config={"threads": "1"})) as connection:
+        connection.execute("BEGIN")
+        for batch in chain([{RUNS.name: to_arrow(RUNS, [run])}], batches(key)):
+            head = _append(connection, group_batches(head, [batch]))
+        connection.execute("COMMIT")
+        connection.execute("CHECKPOINT")
+    fsync_file(fresh)
+    check_copy(fresh, head)
+    write_head(fresh, head.as_sealed(file_digest(fresh)))
+
+
+def _append(connection: duckdb.DuckDBPyConnection, group: Group) -> Head:
+    for name, rows in group.tables.items():
+        # A stream, as the transaction holds on to what it read until its end: of a table, all rows.
+        stream = pa.RecordBatchReader.from_batches(rows.schema, iter(rows.to_batches()))
+        connection.register("incoming", stream)
+        try:
+            connection.execute(f"INSERT INTO {name} FROM incoming")
+        finally:
+            connection.unregister("incoming")
+    connection.executemany("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)", list(group.links))
+    return group.head
 
 
 def _name(fresh: Path, log: Path) -> None:

@@ -81,7 +81,7 @@ def test_one_session_of_two_models(tmp_path: Path) -> None:
     maker = EventMaker("r", "burstgpt", 0, bytes(32), content=False)
     for record, session in zip(found.records, found.sessions, strict=True):
         maker.add(record, session)
-    maker.close()
+    list(maker.closing())
     assert [s["model_name"] for s in maker.sessions] == ["GPT-4"]
     assert [e["turn"] for e in maker.events] == [0, 1, 1, 2, 2, 2]
     assert [e["detail"] for e in maker.events if e["op"] == "prompt"] == [

@@ -24,7 +24,7 @@ def events_of(found: Any) -> dict[str, list[Event]]:
     maker = EventMaker("r", found.format, 0, bytes(32), content=False)
     for record, session in zip(found.records, found.sessions, strict=True):
         maker.add(record, session)
-    maker.close()
+    list(maker.closing())
     out: dict[str, list[Event]] = {}
     for row in maker.events:
         out.setdefault(row["session_id"], []).append(Event(run_id="r", **row))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvtape.traces.errors import LogExists, LogWriteFailed, TraceError
+from kvtape.traces.folder import new_segment, segments
 from kvtape.traces.importers import writing
 from kvtape.traces.importers.errors import SourceRejected
 from kvtape.traces.importers.importing import import_trace
@@ -18,7 +19,8 @@ from kvtape.traces.importers.protocol import Asked
 from kvtape.traces.importers.reading import read_trace
 from kvtape.traces.importers.registry import READERS, format_names
 from kvtape.traces.importers.source import Source
-from support.imports import column, imported, read, refused, written
+from kvtape.traces.reader import open_log
+from support.imports import column, imported, read, refused, result_of, written
 
 MOONCAKE = b'{"timestamp": 0, "input_length": 6, "output_length": 5, "hash_ids": [1]}\n'
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44\n"
@@ -124,7 +126,7 @@ def test_a_log_is_never_written_over(tmp_path: Path) -> None:
     assert log.read_bytes() == before
 
 
-@pytest.mark.parametrize("at", ["arrow_rows", "seal_log", "_name"])
+@pytest.mark.parametrize("at", ["arrow_rows", "check_copy", "_name"])
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -140,7 +142,7 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, at: str, monkeyp
 def test_batches_join_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtape.traces.importers.importing._BATCH_EVENTS", 5)
     with imported(tmp_path, MOONCAKE * 7) as log:
-        assert column(log, "SELECT count(*) FROM events GROUP BY batch ORDER BY batch") == [6, 6, 6, 10]
+        assert column(log, "SELECT count(*) FROM events GROUP BY batch ORDER BY batch") == [6, 6, 6, 5, 5]
         for session in log.sessions():
             assert log.state_at(log.default_run().run_id, session.session_id).closed
 
@@ -150,3 +152,22 @@ def test_a_time_that_no_number_can_hold_is_refused_like_any_other(tmp_path: Path
     assert "1e999999999" in file.read_text()
     with pytest.raises(SourceRejected, match="beyond 292 years"):
         import_trace([file], tmp_path / "log.duckdb", kvtape_version="0")
+
+
+def test_in_a_log_folder_an_import_is_a_segment(tmp_path: Path) -> None:
+    file, folder = written(tmp_path, MOONCAKE, "a"), tmp_path / "logs"
+    folder.mkdir()
+    new_segment(folder)
+    import_trace([file], folder / "imported.duckdb", kvtape_version="0")
+    (segment,) = segments(folder)
+    with open_log(folder) as log, open_log(segment.path) as alone:
+        assert (segment.path.name, segment.registered, segment.there) == ("imported.duckdb", True, True)
+        assert segment.sealed_digest == alone.chain_digest
+        assert column(log, "SELECT count(*) FROM events") == column(alone, "SELECT count(*) FROM events") != [0]
+
+
+def test_reading_takes_a_list_apart_and_counts_all_of_it(tmp_path: Path) -> None:
+    with imported(tmp_path, MOONCAKE * 3) as log:
+        result = result_of(log)
+        assert [result.rows] == column(log, "SELECT count(*) FROM turns") == [3]
+        assert [result.events] == column(log, "SELECT count(*) FROM events") == [12]
