@@ -49,8 +49,8 @@ def check_costs(costs: CostTable, row: SessionRow) -> None:
         why = fingerprint_difference(origin.model_fingerprint, row.model_fingerprint)
         if why:
             raise CostsError(
-                f"the costs are of {origin.model_name}, session {row.session_id} ran {row.model_name} ({why}); "
-                "calibrate on a log of that model"
+                f"the costs are of {origin.model_name}, session {row.session_id} ran {row.model_name}: "
+                f"different {', '.join(why)}; calibrate on a log of that model"
             )
     for name, mine, its in (
         ("engine", origin.backend, row.backend),

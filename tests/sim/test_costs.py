@@ -176,6 +176,13 @@ def test_costs_of_another_model_or_setting_are_refused(other: dict[str, object])
         check_costs(CostTable(origin, {}), dataclasses.replace(row, **other))
 
 
+def test_costs_of_another_model_name_the_parts_that_differ() -> None:
+    row = dataclasses.replace(session_row(), model_fingerprint="a/b/c/1/d/e")
+    origin = Origin("llama", "1", "a/b/c/1/d/f", row.model_name, row.threads, row.kv_type_k, row.kv_type_v)
+    with pytest.raises(CostsError, match=r": different weights \(f, given e\); calibrate on a log of that model$"):
+        check_costs(CostTable(origin, {}), row)
+
+
 def test_logs_of_two_engines_are_not_one_model() -> None:
     with pytest.raises(CostsError, match="different engines"):
         calibrate([_log(), _log(backend="other")], machine=None, kvtape_version="1")
