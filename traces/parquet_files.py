@@ -9,6 +9,7 @@ The files have the columns of the tables, `batch` too, so that the chain can be 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -78,7 +79,12 @@ def write_parquet(connection: duckdb.DuckDBPyConnection, out: Path) -> None:
                     _copy(connection, query, fresh / f"{table.name}.parquet")
         finally:
             connection.execute("DROP TABLE days")
-        fresh.rename(out)
+        try:
+            fresh.rename(out)
+        except OSError as err:
+            if err.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise LogExists(f"{out}: already there; kvtape writes over nothing, choose another folder") from None
     fsync_dir(out.parent)
 
 

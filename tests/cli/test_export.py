@@ -45,6 +45,8 @@ def test_a_log_goes_through_a_pipe_and_comes_back(trace: Path, tmp_path: Path) -
         (["--format", "jsonl", "--out", "-", "--json"], "stdout holds one thing"),
         (["--format", "mooncake", "--out", "-", "--run", "none"], "run none has no prompt"),
         (["--format", "mooncake"], "--out"),
+        (["--format", "jsonl", "--out", "none/x"], "none: no such folder; create it first"),
+        (["--format", "parquet", "--out", "none/x"], "none: no such folder; create it first"),
     ],
 )
 def test_usage_is_exit_2(trace: Path, more: list[str], words: str) -> None:

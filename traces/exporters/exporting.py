@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 
-from kvtape.traces.database import give_name
-from kvtape.traces.errors import LogExists, TraceError
+from kvtape.traces.database import give_name, one_line
+from kvtape.traces.errors import LogExists, LogWriteFailed, TraceError
 from kvtape.traces.exporters.lines import log_lines
 from kvtape.traces.exporters.perfetto import trace_lines
 from kvtape.traces.exporters.requests import PromptRequest, prompt_requests
@@ -82,10 +83,12 @@ def format_names() -> list[str]:
 def export_log(log: Log, format_name: str, out: str | Path, run_id: str | None = None) -> ExportResult:
     """Write `log` (its run `run_id`, default: `default_run`; `jsonl` and `parquet` write all) to the new file `out`.
 
-    `-` is stdout. Raises TraceError for what the format cannot say of this log, LogExists, OSError.
+    `-` is stdout. Raises TraceError for what the format cannot say of this log, LogExists, LogWriteFailed,
+    OSError of stdout.
     """
     if format_name == PARQUET:
-        return ExportResult(PARQUET, _parquet(log, Path(out)))
+        with _written(out):
+            return ExportResult(PARQUET, _parquet(log, Path(out)))
     if format_name not in FORMATS:
         raise TraceError(f"there is no export format {format_name!r}; choose one of {', '.join(format_names())}")
     chosen = FORMATS[format_name]
@@ -93,7 +96,23 @@ def export_log(log: Log, format_name: str, out: str | Path, run_id: str | None =
     pieces = iter(chosen.pieces(log, run))
     if str(out) == "-":
         return ExportResult(format_name, _write(pieces, sys.stdout.buffer.write, chosen))
-    target = Path(out)
+    with _written(out):
+        return ExportResult(format_name, _write_file(pieces, Path(out), chosen))
+
+
+@contextmanager
+def _written(out: str | Path) -> Iterator[None]:
+    """What goes wrong with a disk, told of the name that was asked for."""
+    folder = Path(out).parent
+    if not folder.is_dir():
+        raise TraceError(f"{folder}: no such folder; create it first")
+    try:
+        yield
+    except (OSError, duckdb.Error) as err:
+        raise LogWriteFailed(f"{out}: writing failed ({one_line(err)}); nothing was exported") from err
+
+
+def _write_file(pieces: Iterator[bytes], target: Path, chosen: _Format) -> int:
     if target.exists():
         raise LogExists(f"{target}: already there; kvtape writes over nothing, choose another name")
     with claimed(target) as fresh:
@@ -105,7 +124,7 @@ def export_log(log: Log, format_name: str, out: str | Path, run_id: str | None =
             give_name(fresh, target)
         except FileExistsError:
             raise LogExists(f"{target}: already there; kvtape writes over nothing, choose another name") from None
-    return ExportResult(format_name, rows)
+    return rows
 
 
 def _write(pieces: Iterator[bytes], write: Callable[[bytes], object], chosen: _Format) -> int:

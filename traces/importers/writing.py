@@ -29,7 +29,10 @@ from kvtape.traces.writer import new_meta
 __all__ = ["Batch", "arrow_rows", "new_log", "write_new_log"]
 
 Batch = Mapping[str, pa.Table]
-"""Rows of one transaction, by table."""
+"""Rows of one batch, by table."""
+
+_INGESTING: dict[str, str | bool | int | float | list[str]] = {"threads": "1", "write_buffer_row_group_count": "1"}
+"""Row groups go to the file one by one; DuckDB would hold five of every table."""
 
 
 @contextmanager
@@ -64,7 +67,7 @@ def _fill(fresh: Path, run: RunRow, key: bytes, batches: Callable[[bytes], Itera
     meta = new_meta(run, key)
     head = Head(meta["log_id"], 0, genesis(meta).hex(), 0, {}, "")
     build_file(fresh, {**meta, "sealed": "true"})
-    with closing(duckdb.connect(str(fresh), config={"threads": "1"})) as connection:
+    with closing(duckdb.connect(str(fresh), config=_INGESTING)) as connection:
         connection.execute("BEGIN")
         for batch in chain([{RUNS.name: to_arrow(RUNS, [run])}], batches(key)):
             head = _append(connection, group_batches(head, [batch]))
@@ -96,10 +99,17 @@ def _name(fresh: Path, log: Path) -> None:
         raise LogExists(f"{head_path(log)}: the head of a log that is gone; move it away to import here") from None
     try:
         give_name(fresh, log)
-    except FileExistsError:
-        with suppress(OSError):
-            head_path(log).unlink()
-        raise LogExists(f"{log}: already there; kvtape never writes over a log: choose another path") from None
+    except BaseException as err:
+        if not _is_named(fresh, log):  # else a Ctrl-C came just behind it
+            with suppress(OSError):
+                head_path(log).unlink()
+        if isinstance(err, FileExistsError):
+            raise LogExists(f"{log}: already there; kvtape never writes over a log: choose another path") from None
+        raise
+
+
+def _is_named(fresh: Path, log: Path) -> bool:
+    return log.exists() and (not fresh.exists() or fresh.samefile(log))
 
 
 def arrow_rows(name: str, run_id: str, rows: Columns) -> pa.Table:
