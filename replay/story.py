@@ -83,7 +83,7 @@ def read_story(
     row: SessionRow, events: Sequence[Event], tokens: Mapping[int, TokensRow], *, surrogate: bool = False
 ) -> Story:
     """Fold a session and compare its recorded digests. Raises UsageError where token content is missing."""
-    _require_content(row, tokens)
+    _require_content(row, events, tokens)
     states: list[ResidencyState] = []
     divergence: Divergence | None = None
     lost_at: int | None = None
@@ -121,7 +121,12 @@ def _fold(
     return None, after
 
 
-def _require_content(row: SessionRow, tokens: Mapping[int, TokensRow]) -> None:
+def _require_content(row: SessionRow, events: Sequence[Event], tokens: Mapping[int, TokensRow]) -> None:
+    if row.model_fingerprint is None and not tokens and any(e.op in (Op.PREFILL, Op.DECODE) for e in events):
+        raise UsageError(
+            f"session {row.session_id} ({row.backend}) was imported, and its source tells how many tokens were "
+            "computed, not which: there is nothing to compute again"
+        )
     if any(entry.tokens is None for entry in tokens.values()):
         raise UsageError(
             f"session {row.session_id}: its tokens are not in the log, so it cannot be replayed on an engine; "

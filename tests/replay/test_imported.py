@@ -33,3 +33,9 @@ def test_requests_alone_have_nothing_to_repeat(tmp_path: Path) -> None:
         pytest.raises(UsageError, match="tells requests only"),
     ):
         replay(log, ["llama"], model)
+
+
+def test_a_server_log_without_tokens_is_refused_and_no_divergence(tmp_path: Path) -> None:
+    model = write_tiny(tmp_path / "tiny.gguf")
+    with imported(tmp_path, [TRACES / "server.log"]) as log, pytest.raises(UsageError, match="not which"):
+        replay(log, ["llama"], model)
