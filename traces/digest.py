@@ -11,7 +11,7 @@ import hashlib
 import duckdb
 
 from kvtape.traces.canonical import table_bytes
-from kvtape.traces.query import select_arrow
+from kvtape.traces.query import empty_columns, select_arrow
 from kvtape.traces.schema import ROW_TABLES, SCHEMA_VERSION
 
 __all__ = ["logical_digest"]
@@ -24,8 +24,9 @@ def logical_digest(connection: duckdb.DuckDBPyConnection, run_id: str) -> str:
     """SHA-256 hex over the run's rows; see the module."""
     digest = hashlib.sha256(f"kvtape logical digest {SCHEMA_VERSION}".encode())
     for table in ROW_TABLES:
-        rows = select_arrow(connection, table, "run_id = ?", [run_id])
         fields = [f for f in table.fields if f.logical]
+        unread = {f.name for f in table.fields if not f.logical} | set(empty_columns(connection, table))
+        rows = select_arrow(connection, table, "run_id = ?", [run_id], empty=sorted(unread))
         digest.update(f"{table.name} {rows.num_rows}".encode())
         for start in range(0, rows.num_rows, _CHUNK_ROWS):
             for chunk in table_bytes(fields, rows.slice(start, _CHUNK_ROWS)):
