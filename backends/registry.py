@@ -56,7 +56,7 @@ def _engine(name: str) -> type[LlamaEngine | OpenVinoEngine]:
 
 def _require(name: str, model_path: str | Path) -> None:
     if name not in ENGINE_NAMES:
-        raise UsageError(f"unknown backend {name!r}; choose one of {', '.join(ENGINE_NAMES)}")
+        raise UsageError(f"unknown backend {name!r}; choose one of llama, openvino")
     if name == "reference":
         raise EnvironmentProblem("the reference backend is not part of this version; use llama or openvino")
     if not Path(model_path).is_file():
