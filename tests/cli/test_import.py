@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from support.command import kvtape, kvtape_process
+from support.repository import ROOT
 
 ROW = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [7, 8]}\n'
 
@@ -63,3 +64,22 @@ def test_a_log_that_is_there_or_has_no_folder_is_refused_before_reading(tmp_path
 def test_import_from_stdin(tmp_path: Path) -> None:
     ran = kvtape_process(["import", "-", "--log", tmp_path / "log.duckdb", "--json"], stdin=ROW.encode())
     assert (ran.code, json.loads(ran.out)["rows"]) == (0, 1)
+
+
+ROOFLINE = "flops=1e12,bytes_per_s=5e10,params=1e9,weight_bytes=2e9,row_bytes=20000"
+
+
+def test_requests_and_servers_logs_can_be_asked_what_if(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    assert kvtape("calibrate", "--roofline", ROOFLINE, "--out", costs).code == 0
+    more = ["--costs", costs, "--policy", "none", "--policy", "stream", "--budget", "1024", "--json"]
+    for name, served in (("requests.jsonl", [1, 12]), ("server.log", [4, 4])):
+        log = tmp_path / f"{name}.duckdb"
+        assert kvtape("import", ROOT / "examples" / "traces" / name, "--log", log).code == 0
+        ran = kvtape("whatif", log, *more)
+        assert ran.code == 0, ran.err
+        assert [point["served"] for point in json.loads(ran.out)["rows"]] == served, ran.out
+    events = tmp_path / "events.duckdb"
+    assert kvtape("import", ROOT / "examples" / "traces" / "kv_events.jsonl", "--log", events).code == 0
+    ran = kvtape("whatif", events, *more)
+    assert (ran.code, ran.out, "has no prompt; there is nothing to simulate" in ran.err) == (2, "", True)
