@@ -126,7 +126,8 @@ def parse_options(
         if key in given:
             values[key] = _read(f"{spec.name}:{key}={given[key]}", given[key], option)
         elif isinstance(option.default, _Required):
-            raise SpecError(f"{spec.name} needs {key}=; allowed: {_listed(table)}")
+            missing = [k for k, e in table.items() if k not in given and isinstance(Option(*e).default, _Required)]
+            raise SpecError(f"{spec.name} needs {' and '.join(f'{k}=' for k in missing)}; allowed: {_listed(table)}")
         else:
             values[key] = option.default
     return values

@@ -314,7 +314,7 @@ def test_the_canonical_text_names_the_policy(
         ("tova:budget=64,layers=3-1", "layers=3-1: '3-1' is not understood; write all, late, 17-23, 7+14+21 or 0-3+17"),
         ("tova:budget=64,layers=1++2", "layers=1++2: '' is not understood; write all, late, 17-23, 7+14+21 or 0-3+17"),
         ("tova:budget=64,layers=1-4+3", "layers=1-4+3: a layer is named twice"),
-        ("stream", "stream needs sink=; allowed: block, every, hole, positions, recent, sink, split"),
+        ("stream", "stream needs sink= and recent=; allowed: block, every, hole, positions, recent, sink, split"),
         ("stream:sink=4", "stream needs recent=; allowed: block, every, hole, positions, recent, sink, split"),
         ("stream:sink=4,recent=0", "stream:recent=0: '0' is not allowed; allowed: a whole number of at least 1"),
         ("stream:sink=-1,recent=8", "stream:sink=-1: '-1' is not allowed; allowed: a whole number of at least 0"),
