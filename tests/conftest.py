@@ -28,9 +28,8 @@ _NO_STACK = _SignalStack(None, 2, 0)  # SS_DISABLE
 def pytest_runtest_setup() -> None:
     """Signals are taken on the main thread's own stack.
 
-    Python handles them on an alternate stack where there is one, and pytest's fault handler sets one up. In a long run
-    with every engine that stack was no longer there when a test sent Ctrl-C: the kernel then ends the process with a
-    segmentation fault that nothing reports.
+    OpenVINO leaves an alternate signal stack on the thread that compiles a model. `backends.openvino` takes it back
+    (`signal_stack`); tests that call OpenVINO by themselves do not, and a Ctrl-C after that ends the whole run.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).sigaltstack(ctypes.byref(_NO_STACK), None)

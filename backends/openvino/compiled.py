@@ -24,6 +24,7 @@ from kvtape.backends.errors import EnvironmentProblem, UsageError
 from kvtape.backends.openvino.graph import GraphShape, build_graph
 from kvtape.backends.openvino.rope import F32, PROBE_POSITIONS, Rotation, find_rotation
 from kvtape.backends.openvino.runner import Runner, States, Step, StepFailed
+from kvtape.backends.openvino.signal_stack import kept_signal_stack
 from kvtape.capacity.model import ModelShape
 
 __all__ = ["KV_TYPES", "Compiled", "Passenger", "Profile", "round_to"]
@@ -85,7 +86,8 @@ class Compiled:
         self.lock = threading.RLock()
         self.imports = 0
         try:
-            self._model = core().compile_model(graph.model, _DEVICE, profile.properties())
+            with kept_signal_stack():
+                self._model = core().compile_model(graph.model, _DEVICE, profile.properties())
         except RuntimeError as err:
             raise EnvironmentProblem(f"{path.name}: OpenVINO cannot compile this model: {_last_line(err)}") from None
         self._passengers: list[weakref.ref[Passenger]] = []
@@ -146,12 +148,14 @@ class Compiled:
         """A fresh compiled model. Raises RuntimeError, MemoryError and EnvironmentProblem."""
         self.imports += 1
         if self._blob is not None:
-            self._model = core().import_model(self._blob, _DEVICE, self.profile.properties())
+            with kept_signal_stack():
+                self._model = core().import_model(self._blob, _DEVICE, self.profile.properties())
             if self._same_numbers():
                 return
             self._model = self._blob = None
         graph = build_graph(self._path, queries=self.profile.queries)
-        self._model = core().compile_model(graph.model, _DEVICE, self.profile.properties())
+        with kept_signal_stack():
+            self._model = core().compile_model(graph.model, _DEVICE, self.profile.properties())
 
     def _same_numbers(self) -> bool:
         """Whether the model computes what it did when it was new, to the bit."""
