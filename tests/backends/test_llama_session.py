@@ -384,5 +384,5 @@ def test_the_same_call_writes_the_same_model(tmp_path: Path) -> None:
     first, second = (write_tiny(tmp_path / f"same-{i}.gguf", "qwen3", seed=3).read_bytes() for i in range(2))
     assert first == second
     assert first != write_tiny(tmp_path / "other.gguf", "qwen3", seed=4).read_bytes()
-    with pytest.raises(ValueError, match="cannot write a tiny 'gpt5'; known: gemma3, gpt-oss, lfm2, llama"):
+    with pytest.raises(ValueError, match="cannot write a tiny 'gpt5'; known: gemma2, gemma3, gpt-oss, lfm2, llama"):
         write_tiny(tmp_path / "no.gguf", "gpt5")
