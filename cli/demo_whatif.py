@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from kvtape.backends.sinks import WatchingSink
 from kvtape.planner.residency import RESIDENCY_OPS
 
 if TYPE_CHECKING:
     from kvtape.cli.output import Section
     from kvtape.planner.events import Event
-    from kvtape.planner.rows import BlockRow, PlanRow, ScoreRow, SessionRow
     from kvtape.sim.costs.model import CostTable
     from kvtape.sim.world.script import Script
     from kvtape.traces.reader import Log
@@ -60,28 +60,12 @@ def _recorded_again(tape: Log, scripts: Sequence[Script], costs: CostTable, trai
     return {"residency_events": events, "equal": difference is None, "difference": difference}
 
 
-class _EventsBySession:
-    """An `EventSink` that keeps the events."""
-
+class _EventsBySession(WatchingSink):
     def __init__(self) -> None:
         self.events: dict[str, list[Event]] = defaultdict(list)
 
-    def open_session(self, row: SessionRow) -> None:
-        pass
-
-    def record(
-        self,
-        event: Event,
-        *,
-        tokens: Sequence[int] | None = None,
-        plan: PlanRow | None = None,
-        blocks: Sequence[BlockRow] = (),
-        scores: Sequence[ScoreRow] = (),
-    ) -> None:
+    def see(self, event: Event) -> None:
         self.events[event.session_id].append(event)
-
-    def flush(self) -> int:
-        return 0
 
 
 def demo_whatif_sections(body: dict[str, Any]) -> list[Section]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
+
+from kvtape.backends.sinks import WatchingSink
 
 if TYPE_CHECKING:
     from kvtape.backends.protocol import EventSink
     from kvtape.planner.events import Event
-    from kvtape.planner.rows import BlockRow, PlanRow, ScoreRow, SessionRow
 
 __all__ = ["Progress", "WatchedSink", "progress"]
 
@@ -46,29 +47,14 @@ def progress(title: str) -> Iterator[Progress]:
         yield Bar()
 
 
-class WatchedSink:
+class WatchedSink(WatchingSink):
     """An event sink that shows the tape growing while it hands everything on."""
 
     def __init__(self, sink: EventSink, shown: Progress, expected_tokens: int) -> None:
-        self._sink = sink
+        self.then = sink
         self._shown = shown
         self._expected = expected_tokens
 
-    def open_session(self, row: SessionRow) -> None:
-        self._sink.open_session(row)
-
-    def record(
-        self,
-        event: Event,
-        *,
-        tokens: Sequence[int] | None = None,
-        plan: PlanRow | None = None,
-        blocks: Sequence[BlockRow] = (),
-        scores: Sequence[ScoreRow] = (),
-    ) -> None:
-        self._sink.record(event, tokens=tokens, plan=plan, blocks=blocks, scores=scores)
+    def see(self, event: Event) -> None:
         if event.op in ("prefill", "decode") and event.stop is not None:
             self._shown.update(event.stop, max(self._expected, event.stop), str(event.op))
-
-    def flush(self) -> int:
-        return self._sink.flush()

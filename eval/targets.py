@@ -10,8 +10,8 @@ from kvtape.backends.errors import UnsupportedOperation
 from kvtape.backends.feasible import check_policy, may_recompute
 from kvtape.backends.protocol import Clock, Engine, EventSink, SessionConfig
 from kvtape.backends.session import Session
-from kvtape.planner.events import Event
-from kvtape.planner.rows import BlockRow, PlanRow, ScoreRow, SessionRow, TrialRow
+from kvtape.backends.sinks import WatchingSink
+from kvtape.planner.rows import TrialRow
 from kvtape.planner.specs import PolicySpec
 
 __all__ = ["NullSink", "Target", "TrialSink", "World", "check_target"]
@@ -23,28 +23,11 @@ class TrialSink(EventSink, Protocol):
     def add_trials(self, rows: Sequence[TrialRow]) -> None: ...
 
 
-class NullSink:
+class NullSink(WatchingSink):
     """Keeps nothing: an evaluation without a log."""
-
-    def open_session(self, row: SessionRow) -> None:
-        pass
-
-    def record(
-        self,
-        event: Event,
-        *,
-        tokens: Sequence[int] | None = None,
-        plan: PlanRow | None = None,
-        blocks: Sequence[BlockRow] = (),
-        scores: Sequence[ScoreRow] = (),
-    ) -> None:
-        pass
 
     def add_trials(self, rows: Sequence[TrialRow]) -> None:
         pass
-
-    def flush(self) -> int:
-        return 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvtape.backends.sinks import WatchingSink
 from kvtape.planner.events import Event, Op
-from kvtape.planner.rows import BlockRow, PlanRow, ScoreRow, SessionRow
+from kvtape.planner.rows import SessionRow
 
 __all__ = ["Counter", "TurnResult", "summary"]
 
@@ -44,7 +45,7 @@ class TurnResult:
 
 
 @dataclass
-class Counter:
+class Counter(WatchingSink):
     """An `EventSink` that counts what an operator pays for. Tokens, unless a name says otherwise."""
 
     events: int = 0
@@ -63,15 +64,7 @@ class Counter:
     def open_session(self, row: SessionRow) -> None:
         self._note(row.session_id, 0)
 
-    def record(
-        self,
-        event: Event,
-        *,
-        tokens: Sequence[int] | None = None,
-        plan: PlanRow | None = None,
-        blocks: Sequence[BlockRow] = (),
-        scores: Sequence[ScoreRow] = (),
-    ) -> None:
+    def see(self, event: Event) -> None:
         n, op = event.n_tokens or 0, event.op
         self.events += 1
         self.reused += event.reused or 0
