@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 
 import numpy as np
 
 from kvtape.planner.blocks import Block
-from kvtape.planner.grammar import SpecError
 from kvtape.planner.outcome import Diagnostic, Plan, make_plan
+from kvtape.planner.own_code import load_named
 from kvtape.planner.plan import as_table, check_budget
 from kvtape.planner.plan_errors import PlanError
 from kvtape.planner.spans import free_parts
@@ -93,18 +92,7 @@ class ProtectedDropped(KeepRejected):
 
 def load_function(target: str) -> KeepFunction:
     """The function that `module:function` names. Raises SpecError when there is none."""
-    module, _, name = target.partition(":")
-    try:
-        found = getattr(import_module(module), name, None)
-    except ModuleNotFoundError as err:
-        hint = "put its folder on PYTHONPATH" if err.name and module.startswith(err.name) else "it is imported there"
-        raise SpecError(f"policy {target!r}: no module {err.name!r}; {hint}") from err
-    except (Exception, SystemExit) as err:
-        why = f"{type(err).__name__}: {err}"
-        raise SpecError(f"policy {target!r}: importing {module!r} failed: {why}") from err
-    if not callable(found):
-        raise SpecError(f"policy {target!r}: module {module!r} has no function {name!r}")
-    function: KeepFunction = found
+    function: KeepFunction = load_named(target, "function")
     return function
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -197,3 +199,10 @@ def test_a_policy_that_does_what_no_cache_can_is_named(policy: type[Newest], mes
 def test_what_is_no_policy_is_refused(text: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         choose_policy(text)
+
+
+def test_a_class_whose_module_fails_is_a_bad_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_cache.py").write_text("1 / 0\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SpecError, match=r"importing 'broken_cache' failed: ZeroDivisionError: division by zero$"):
+        choose_policy("broken_cache:Mine")

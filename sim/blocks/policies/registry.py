@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from types import MappingProxyType
 from typing import Final
 
 from kvtape.planner.grammar import SpecError, choose_name, parse_spec
+from kvtape.planner.own_code import load_named
 from kvtape.sim.blocks.policies.adaptive import Arc
 from kvtape.sim.blocks.policies.frequency import Lfu
 from kvtape.sim.blocks.policies.protocol import PolicyClass
@@ -49,13 +49,5 @@ def choose_policy(text: str) -> PolicyChoice:
 
 
 def _own(target: str) -> PolicyClass:
-    module, _, name = target.partition(":")
-    try:
-        found = getattr(import_module(module), name, None)
-    except ModuleNotFoundError as err:
-        hint = "put its folder on PYTHONPATH" if err.name and module.startswith(err.name) else "it is imported there"
-        raise SpecError(f"policy {target!r}: no module {err.name!r}; {hint}") from err
-    if not callable(found):
-        raise SpecError(f"policy {target!r}: module {module!r} has no class {name!r}")
-    made: PolicyClass = found
+    made: PolicyClass = load_named(target, "class")
     return made
