@@ -163,8 +163,7 @@ def _execute(
 def shift(parts: Parts, cache_start: int, cache_stop: int, delta: int, reason: str) -> None:
     """Move rows to other cache positions."""
     began = parts.now()
-    layout = parts.state.layout
-    moved = sum(max(0, min(s.cache_stop, cache_stop) - max(s.cache_start, cache_start)) for s in layout)
+    moved = lay.rows_between(parts.state.layout, cache_start, cache_stop)
     parts.backend.shift(cache_start, cache_stop, delta)
     parts.journal.emit(
         Op.SHIFT,

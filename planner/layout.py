@@ -29,6 +29,8 @@ __all__ = [
     "rank_layout",
     "remove",
     "resident_ranges",
+    "rows_between",
+    "run_start",
     "shift",
 ]
 
@@ -89,6 +91,19 @@ def layout_digest(layout: Layout) -> int:
 def next_cache_position(layout: Layout) -> int:
     """The cache position the next token gets: one past the largest in use, 0 in an empty cache."""
     return layout[-1].cache_stop if layout else 0
+
+
+def rows_between(layout: Layout, cache_start: int, cache_stop: int) -> int:
+    """How many rows stand at cache positions `[cache_start, cache_stop)`."""
+    return sum(max(0, min(s.cache_stop, cache_stop) - max(s.cache_start, cache_start)) for s in layout)
+
+
+def run_start(layout: Layout, start: int, stop: int) -> int | None:
+    """The cache position of the tape range `[start, stop)`; None unless it is one resident run, and not empty."""
+    for s in layout:
+        if s.tape_start <= start < stop <= s.tape_stop:
+            return s.cache_start + start - s.tape_start
+    return None
 
 
 def append(layout: Layout, tape_start: int, n_tokens: int, cache_start: int) -> Layout:

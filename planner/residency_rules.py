@@ -105,10 +105,9 @@ def _evict(state: ResidencyState, event: Event) -> ResidencyState:
     start, stop = _span(event)
     if event.way is None:
         raise IllegalEvent(event, "needs a way")
-    home = next((s for s in state.layout if s.tape_start <= start and stop <= s.tape_stop), None)
-    if home is None:
+    at = lay.run_start(state.layout, start, stop)
+    if at is None:
         raise IllegalEvent(event, f"[{start}, {stop}) is not one resident run")
-    at = home.cache_start + start - home.tape_start
     require(event, event.cache_start in (None, at), f"cache_start {event.cache_start}, the rows are at {at}")
     left = lay.remove(state.layout, start, stop)
     if event.way == Way.RECOMPUTE:
@@ -134,7 +133,7 @@ def _cold_blocks(state: ResidencyState, event: Event, start: int, stop: int, at:
 def _shift(state: ResidencyState, event: Event) -> ResidencyState:
     if event.start is None or event.stop is None or not event.delta:
         raise IllegalEvent(event, "needs a cache range and a delta other than 0")
-    moved = sum(max(0, min(s.cache_stop, event.stop) - max(s.cache_start, event.start)) for s in state.layout)
+    moved = lay.rows_between(state.layout, event.start, event.stop)
     require(event, moved > 0, "moves no resident row")
     require(event, event.n_tokens in (None, moved), f"n_tokens {event.n_tokens}, {moved} rows move")
     after = lay.shift(state.layout, event.start, event.stop, event.delta)

@@ -72,6 +72,18 @@ def test_the_digest_covers_the_segments_in_cache_order() -> None:
     assert lay.layout_digest(appended) != lay.layout_digest(in_place)
 
 
+@given(layouts, st.integers(0, 20), st.integers(0, 20))
+def test_rows_between_counts_the_rows_of_a_cache_range(rows: dict[int, int], start: int, stop: int) -> None:
+    assert lay.rows_between(from_dict(rows), start, stop) == sum(start <= c < stop for c in rows.values())
+
+
+@given(layouts, st.integers(0, 16), st.integers(0, 16))
+def test_run_start_knows_a_run_of_tape_and_cache(rows: dict[int, int], start: int, stop: int) -> None:
+    at = rows.get(start)
+    is_run = at is not None and start < stop and all(rows.get(t) == at + t - start for t in range(start, stop))
+    assert lay.run_start(from_dict(rows), start, stop) == (at if is_run else None)
+
+
 @given(layouts, st.integers(0, 16), st.integers(0, 16))
 def test_remove(rows: dict[int, int], start: int, stop: int) -> None:
     left = lay.remove(from_dict(rows), start, stop)

@@ -291,7 +291,7 @@ class Slot:
                 self._emit(Op.EVICT, said, {**columns, "way": way.value, "cold": False, "reason": reason}, detail)
 
     def _move(self, start: int, stop: int, delta: int, said: Said) -> None:
-        moved = sum(max(0, min(stop, s.cache_stop) - max(start, s.cache_start)) for s in self._state.layout)
+        moved = lay.rows_between(self._state.layout, start, stop)
         if moved:
             columns = {"start": start, "stop": stop, "delta": delta, "n_tokens": moved}
             self._emit(Op.SHIFT, said, columns)
