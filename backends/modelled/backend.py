@@ -122,9 +122,8 @@ class ModelledBackend:
         left = sum(s.length for s in kept)
         if left == self._rows:
             return
-        tail = kept == self._layout[: len(kept)] or lay.next_cache_position(kept) <= min(
-            s.cache_start + max(0, tape_stop - s.tape_start) for s in self._layout if s.tape_stop > tape_stop
-        )
+        gone = min(s.cache_start + max(0, tape_stop - s.tape_start) for s in self._layout if s.tape_stop > tape_stop)
+        tail = lay.next_cache_position(kept) <= gone
         self._need("truncate", "remove_tail" if tail else "remove_middle")
         self._pay("truncate", self._rows - left)
         self._set(kept)
@@ -143,7 +142,7 @@ class ModelledBackend:
             moved = lay.shift(self._layout, cache_start, cache_stop, delta)
         except ValueError as err:
             raise InputRejected(f"rows at [{cache_start}, {cache_stop}) cannot move by {delta}: {err}") from None
-        n = sum(max(0, min(s.cache_stop, cache_stop) - max(s.cache_start, cache_start)) for s in self._layout)
+        n = lay.rows_between(self._layout, cache_start, cache_stop)
         turned = self._turned
         self._turned = 0  # shifts add up: only what computes next rotates
         self._pay("shift", n)
@@ -248,10 +247,10 @@ class ModelledBackend:
 
     def _run(self, start: int, stop: int) -> int:
         """Cache position of a resident run, contiguous in the cache."""
-        for s in self._layout:
-            if s.tape_start <= start < stop <= s.tape_stop:
-                return s.cache_start + start - s.tape_start
-        raise InputRejected(f"[{start}, {stop}) is no run of resident rows")
+        at = lay.run_start(self._layout, start, stop)
+        if at is None:
+            raise InputRejected(f"[{start}, {stop}) is no run of resident rows")
+        return at
 
     def _check_computing(self, tokens: Sequence[int], n: int) -> None:
         if not n:
