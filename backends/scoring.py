@@ -21,7 +21,7 @@ __all__ = ["follow", "probe", "scored"]
 
 
 def scored(parts: Parts, blocks: Sequence[Block]) -> Sequence[Block]:
-    """The blocks with the scores that the policy asks for; as they are where it asks for none or none can be had.
+    """All resident `blocks` with the scores that the policy asks for; as they are where it asks for or gets none.
 
     A `score` event says what was measured. A probe is not made here: its tokens come from the caller (`probe`).
     """
@@ -37,17 +37,18 @@ def scored(parts: Parts, blocks: Sequence[Block]) -> Sequence[Block]:
         # The plan then goes without scores and says so; why is on record.
         parts.journal.emit(Op.REFUSE, began, error_class=type(err).__name__, reason=f"score: {err}")
         return blocks
-    _record(parts, request.kind, measured, began)
+    _record(parts, request.kind, measured, began, blocks)
     return _on_blocks(parts, blocks, request, measured)
 
 
 def probe(parts: Parts, tokens: Sequence[int]) -> AttentionMass:
     """Measure what `tokens` would attend to behind the tape; kept for plans that want a probe, until the tape grows."""
+    blocks = parts.catalog.resident(parts.state.resident)
     began = parts.now()
     request = parts.policy.score_request
     layers = request.layers if request is not None and request.kind == "probe" else None
     measured = _finite(parts.backend.score(tokens, len(parts.tape), layers))
-    _record(parts, "probe", measured, began)
+    _record(parts, "probe", measured, began, blocks)
     parts.probed = measured
     return measured
 
@@ -93,7 +94,7 @@ def _on_blocks(
     return score_blocks(blocks, positions, pool_scores(tokens, parts.policy.pool))
 
 
-def _record(parts: Parts, kind: str, measured: AttentionMass, began: int) -> None:
+def _record(parts: Parts, kind: str, measured: AttentionMass, began: int, blocks: Sequence[Block]) -> None:
     parts.journal.emit(
         Op.SCORE,
         began,
@@ -101,13 +102,12 @@ def _record(parts: Parts, kind: str, measured: AttentionMass, began: int) -> Non
         reason=kind,
         elapsed_ns=parts.now() - began,
         detail=json.dumps({"layers": list(measured.layers), "queries": measured.n_queries}),
-        score_rows=_score_rows(parts, measured),
+        score_rows=_score_rows(parts, measured, blocks),
     )
 
 
-def _score_rows(parts: Parts, measured: AttentionMass) -> list[ScoreRow]:
+def _score_rows(parts: Parts, measured: AttentionMass, blocks: Sequence[Block]) -> list[ScoreRow]:
     """One row for each resident block of which at least one token was measured; what was not measured has none."""
-    blocks = parts.catalog.resident(parts.state.resident)
     if not blocks:
         return []
     both = np.stack((measured.mass, measured.peak)).astype(np.float64)
