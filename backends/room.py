@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+
 from kvtape.backends import scoring, surgery
 from kvtape.backends.errors import ContextOverflow
 from kvtape.backends.parts import Parts
@@ -86,8 +88,9 @@ def _plan_and_evict(parts: Parts, incoming: int, limit: int, trigger: str) -> No
     )
     parts.tokens_since_plan = 0
     way = surgery.choose_way(parts)
-    if plan.evict and way is not None:
-        surgery.evict(parts, [(r.start, r.stop) for r in plan.evict], way, f"plan:{trigger}")
+    if plan.evict_starts.size and way is not None:
+        ranges = zip(plan.evict_starts.tolist(), plan.evict_stops.tolist(), strict=True)
+        surgery.evict(parts, ranges, way, f"plan:{trigger}")
 
 
 def _plan_row(parts: Parts, plan: Plan, incoming: int, limit: int, trigger: str) -> PlanRow:
@@ -105,8 +108,8 @@ def _plan_row(parts: Parts, plan: Plan, incoming: int, limit: int, trigger: str)
         protected_tokens=plan.protected,
         overshoot_tokens=plan.overshoot_tokens,
         over_budget=plan.over_budget,
-        keep=_json([[r.start, r.stop] for r in plan.keep]),
-        evict=_json([[r.block_id, r.start, r.stop] for r in plan.evict]),
+        keep=_json(np.column_stack((plan.keep_starts, plan.keep_stops)).tolist()),
+        evict=_json(np.column_stack((plan.evict_ids, plan.evict_starts, plan.evict_stops)).tolist()),
         diagnostics=_json(list(plan.diagnostics)),
     )
 
