@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
 from kvtape.backends.errors import UsageError
@@ -95,8 +98,8 @@ def _story(log: RecordedLog, run_id: str, row: SessionRow, model: _Model) -> Sto
     events, tokens = log.events(run_id, row.session_id), log.tokens(run_id, row.session_id)
     if all(entry.tokens is not None for entry in tokens.values()):
         return read_story(row, events, tokens)
-    ids = text_ids(model.path, read_model(model.path).n_vocab)
-    return read_story(row, events, with_surrogates(row.session_id, events, tokens, ids), surrogate=True)
+    drawn = with_surrogates(row.session_id, events, tokens, model.text_ids)
+    return read_story(row, events, drawn, surrogate=True)
 
 
 class _Model:
@@ -112,6 +115,11 @@ class _Model:
         except ModelNotCovered as err:
             self.reason = str(err)
             self.fingerprint = read_model(path).fingerprint
+
+    @cached_property
+    def text_ids(self) -> npt.NDArray[np.int64]:
+        """What surrogates are drawn from; read once, by the first session without content."""
+        return text_ids(self.path, read_model(self.path).n_vocab)
 
 
 def _require_same_model(row: SessionRow, model: _Model) -> None:
