@@ -11,7 +11,7 @@ import numpy as np
 from kvtape.sim.blocks.accesses import Accesses, Workload
 from kvtape.sim.blocks.arrival import Fifos
 from kvtape.sim.blocks.block_trace import BlockTrace
-from kvtape.sim.blocks.clairvoyant import hits_of, intervals_held, intervals_single, kept
+from kvtape.sim.blocks.clairvoyant import Intervals, hits_of, intervals_held, intervals_single, kept
 from kvtape.sim.blocks.errors import CurveError
 from kvtape.sim.blocks.every_budget import least_rooms
 from kvtape.sim.blocks.measure import Measure
@@ -82,28 +82,30 @@ def sweep(
     wanted = sorted(set(budgets)) if budgets is not None else default_budgets(work.n_blocks)
     if not wanted or wanted[0] < 1:
         raise CurveError(f"budget {wanted[0] if wanted else '(none)'}: a cache holds at least one block")
-    first = work.root_first if rules.order == "root_first" else work.root_last
-    omitted = [b for b in wanted if b > first.filled] if rules.underfilled == "omit" else []
+    first = _first(work, rules)
+    filled = first.filled
+    omitted = [b for b in wanted if b > filled] if rules.underfilled == "omit" else []
     wanted = [b for b in wanted if b not in omitted]
     if not wanted:
         raise CurveError(
-            f"{trace.name}: not one budget is full when measuring begins, after {first.filled} blocks; "
+            f"{trace.name}: not one budget is full when measuring begins, after {filled} blocks; "
             f"take smaller budgets, or rules that keep such ({rules.name} leaves them out)"
         )
     measure = Measure(first, rules)
     points: list[Point] = []
     for choice in policies:
         hits: dict[int, int] = {}
-        for budget, n in _hits(work, first, rules, choice, wanted):
+        for budget, n in _hits(work, first, rules, measure, choice, wanted):
             hits[budget] = n
             if progress is not None:
                 progress(len(points) + len(hits), len(policies) * len(wanted), choice.name)
-        points += [Point(choice.name, b, measure.rate(hits[b]), hits[b], b <= first.filled) for b in wanted]
-    return _curve(work, first, rules, points, omitted)
+        points += [Point(choice.name, b, measure.rate(hits[b]), hits[b], b <= filled) for b in wanted]
+    return _curve(work, first, rules, measure, points, omitted)
 
 
-def _curve(work: Workload, a: Accesses, rules: Rules, points: list[Point], omitted: list[int]) -> Curve:
-    measure = Measure(a, rules)
+def _curve(
+    work: Workload, a: Accesses, rules: Rules, measure: Measure, points: list[Point], omitted: list[int]
+) -> Curve:
     return Curve(
         rules=rules,
         points=points,
@@ -116,70 +118,87 @@ def _curve(work: Workload, a: Accesses, rules: Rules, points: list[Point], omitt
 
 
 def _every(trace: BlockTrace, work: Workload, rules: Rules, policies: Sequence[PolicyChoice]) -> Curve:
-    first = work.root_first if rules.order == "root_first" else work.root_last
-    last = first.filled if rules.underfilled == "omit" else work.n_blocks
+    first = _first(work, rules)
+    filled, measure = first.filled, Measure(first, rules)
+    last = filled if rules.underfilled == "omit" else work.n_blocks
     points: list[Point] = []
     for choice in policies:
         if choice.name not in ("lru", "opt"):
             raise CurveError(
                 f"policy {choice.name}: no pass gives it all budgets at once; name some, or take lru and opt"
             )
-        measure = Measure(first, rules)
-        for budget, hits in _steps(work, first, rules, choice):
+        for budget, hits in _steps(work, first, rules, measure, choice):
             if budget <= last:
-                points.append(Point(choice.name, budget, measure.rate(hits), hits, budget <= first.filled))
-    return _curve(work, first, rules, points, [])
+                points.append(Point(choice.name, budget, measure.rate(hits), hits, budget <= filled))
+    return _curve(work, first, rules, measure, points, [])
 
 
-def _steps(work: Workload, a: Accesses, rules: Rules, choice: PolicyChoice) -> Iterator[tuple[int, int]]:
+def _first(work: Workload, rules: Rules) -> Accesses:
+    """The accesses in the order of the rules."""
+    return work.root_first if rules.order == "root_first" else work.root_last
+
+
+def _intervals(a: Accesses, rules: Rules) -> Intervals:
+    return intervals_held(a) if rules.in_flight == "held" else intervals_single(a, bypass=rules.bypass)
+
+
+def _steps(
+    work: Workload, a: Accesses, rules: Rules, measure: Measure, choice: PolicyChoice
+) -> Iterator[tuple[int, int]]:
     """(budget, hits) at the budgets where the hits change, rising."""
-    held = rules.in_flight == "held"
     if choice.name == "opt":
-        intervals = intervals_held(a) if held else intervals_single(a, bypass=rules.bypass)
+        intervals = _intervals(a, rules)
         rooms = least_rooms(intervals)
         least = np.where(rooms < 0, NEVER, np.maximum(rooms + intervals.spare, 1))
-        at, hits = Measure(a, rules).hits_by_budget(least)
+        at, hits = measure.hits_by_budget(least)
         yield from zip(at.tolist(), hits.tolist(), strict=True)
         return
-    a = work.root_last if held else a
-    at, _ = Measure(a, rules).hits_by_budget(least_budgets(a, held=held))
-    budgets = {*at.tolist(), *(range(1, int(np.diff(a.starts).max()) + 1) if rules.overlong == "minus_one" else ())}
+    lru = _Lru(work, a, rules)
+    budgets = {*lru.at.tolist(), *(range(1, lru.longest + 1) if rules.overlong == "minus_one" else ())}
     before = 0
-    for budget, n in _lru(a, rules, sorted(budgets)):
+    for budget in sorted(budgets):
+        n = lru.hits(budget)
         if n != before:
             yield budget, n
         before = n
 
 
 def _hits(
-    work: Workload, a: Accesses, rules: Rules, choice: PolicyChoice, budgets: Sequence[int]
+    work: Workload, a: Accesses, rules: Rules, measure: Measure, choice: PolicyChoice, budgets: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
     """(budget, hits) in any order."""
-    held = rules.in_flight == "held"
     if choice.name == "lru":
-        yield from _lru(work.root_last if held else a, rules, budgets)
+        lru = _Lru(work, a, rules)
+        for budget in budgets:
+            yield budget, lru.hits(budget)
         return
-    measure = Measure(a, rules)
     if choice.name == "opt":
-        intervals = intervals_held(a) if held else intervals_single(a, bypass=rules.bypass)
+        intervals = _intervals(a, rules)
         for budget, count in kept(intervals, budgets):
             yield budget, measure.hits(hits_of(intervals, count))
         return
+    held = rules.in_flight == "held"
     fifos = Fifos(a, held=held) if choice.name == "fifo" else None
     for budget in budgets:
         found = run_policy(choice, a, budget, held=held) if fifos is None else fifos.hits(budget)
         yield budget, measure.hits(found)
 
 
-def _lru(a: Accesses, rules: Rules, budgets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    measure = Measure(a, rules)
-    least = least_budgets(a, held=rules.in_flight == "held")
-    longest = int(np.diff(a.starts).max())
-    at, hits = measure.hits_by_budget(least)
-    for budget in budgets:
-        if rules.overlong == "minus_one" and budget < longest:
-            room = budget - rooms_short_by_one(a, least, budget)
-            yield budget, measure.hits(least <= room[a.request])
-        else:
-            n = int(np.searchsorted(at, budget, side="right"))
-            yield budget, int(hits[n - 1]) if n else 0
+class _Lru:
+    """LRU at any budget, out of one pass. `at`: where its hits change, but for requests that are overlong."""
+
+    def __init__(self, work: Workload, a: Accesses, rules: Rules) -> None:
+        held = rules.in_flight == "held"
+        self._a = a = work.root_last if held else a
+        self._measure, self._short_by_one = Measure(a, rules), rules.overlong == "minus_one"
+        self._least = least_budgets(a, held=held)
+        self.longest = int(np.diff(a.starts).max())
+        """Blocks of the longest request."""
+        self.at, self._hits = self._measure.hits_by_budget(self._least)
+
+    def hits(self, budget: int) -> int:
+        if self._short_by_one and budget < self.longest:
+            room = budget - rooms_short_by_one(self._a, self._least, budget)
+            return self._measure.hits(self._least <= room[self._a.request])
+        n = int(np.searchsorted(self.at, budget, side="right"))
+        return int(self._hits[n - 1]) if n else 0
