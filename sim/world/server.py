@@ -79,22 +79,29 @@ class Server:
 
     def _make_room(self, tenant: Tenant) -> bool:
         """Room for one more, idle caches displaced for it; False, and nothing displaced, when it cannot be had."""
-        idle = sorted((h for h in self._held.values() if h.since is not None), key=_idle_since)
-        leaving = next((n for n in range(len(idle) + 1) if self._room(tenant, idle[:n])), None)
-        if leaving is None:
-            return False
-        for held in idle[:leaving]:
-            del self._held[held.tenant.name]
-            self.displaced += 1
-            held.tenant.displaced()
-        return True
+        n, used = len(self._held), sum(h.tenant.n_bytes for h in self._held.values())
+        if self._room(tenant, n, used):
+            return True
+        leaving = []
+        for held in sorted((h for h in self._held.values() if h.since is not None), key=_idle_since):
+            leaving.append(held)
+            used -= held.tenant.n_bytes
+            if self._room(tenant, n - len(leaving), used):
+                self._displace(leaving)
+                return True
+        return False
 
-    def _room(self, tenant: Tenant, without: list[_Held]) -> bool:
-        n = len(self._held) - len(without)
-        used = sum(h.tenant.n_bytes for h in self._held.values()) - sum(h.tenant.n_bytes for h in without)
+    def _room(self, tenant: Tenant, n: int, used: int) -> bool:
+        """Whether `tenant` fits beside `n` slots that take `used` bytes."""
         return (self._slots is None or n < self._slots) and (
             self._memory is None or used + tenant.n_bytes <= self._memory
         )
+
+    def _displace(self, leaving: list[_Held]) -> None:
+        for held in leaving:
+            del self._held[held.tenant.name]
+            self.displaced += 1
+            held.tenant.displaced()
 
 
 def _idle_since(held: _Held) -> int:
