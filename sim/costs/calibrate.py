@@ -116,7 +116,7 @@ def _fit_group(group: tuple[WorkKind, ...], samples: Sequence[Sample]) -> Mappin
             at = first[work.kind]
             x[i, at : at + len(TERMS[work.kind])] += counts(work)
     y = np.array([s.elapsed_ns for s in samples], np.float64)
-    rates = _median(x, y) if group == ("session",) else fit(x, y)
+    rates = _median(y) if group == ("session",) else fit(x, y)
     predicted: Floats = x @ rates
     out: dict[WorkKind, KindCosts] = {}
     for kind in group:
@@ -130,7 +130,7 @@ def _fit_group(group: tuple[WorkKind, ...], samples: Sequence[Sample]) -> Mappin
     return out
 
 
-def _median(x: Floats, y: Floats) -> Floats:
+def _median(y: Floats) -> Floats:
     """One rate for one term: what passes between two events has a long tail that is nobody's cost."""
     return np.array([float(np.median(y))])
 

@@ -56,10 +56,6 @@ class Player:
         self._opened = 0
         self._snapshots: dict[int, tuple[int, tuple[int, ...]]] = {}
 
-    @property
-    def holds_cache(self) -> bool:
-        return self._session is not None
-
     def close(self, reason: str = "asked") -> None:
         """Idempotent."""
         session, self._session = self._session, None
