@@ -26,29 +26,23 @@ class EngineShelf:
     def __init__(self, load: LoadEngine) -> None:
         self._load = load
         self._lock = threading.Lock()
-        self._shelf: dict[str, Engine] = {}
+        self._shelf: dict[str, _Loan] = {}
         self._loans: list[_Loan] = []
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Models that are loaded and may be taken."""
-        return tuple(self._shelf)
 
     def take(self, model: str) -> Engine:
         """The engine of `model`, loaded when nobody uses it yet. Raises what loading raises."""
         with self._lock:
             if model not in self._shelf:
-                engine = self._load(model)
-                self._shelf[model] = engine
-                self._loans.append(_Loan(engine, 0))
-            loan = self._loan(self._shelf[model])
+                self._shelf[model] = _Loan(self._load(model), 0)
+                self._loans.append(self._shelf[model])
+            loan = self._shelf[model]
             loan.users += 1
             return loan.engine
 
     def give_back(self, engine: Engine) -> None:
         """One user less; the last one closes it."""
         with self._lock:
-            loan = self._loan(engine)
+            loan = next(loan for loan in self._loans if loan.engine is engine)
             loan.users -= 1
             if loan.users:
                 return
@@ -62,7 +56,4 @@ class EngineShelf:
             self._forget(engine)
 
     def _forget(self, engine: Engine) -> None:
-        self._shelf = {name: e for name, e in self._shelf.items() if e is not engine}
-
-    def _loan(self, engine: Engine) -> _Loan:
-        return next(loan for loan in self._loans if loan.engine is engine)
+        self._shelf = {name: loan for name, loan in self._shelf.items() if loan.engine is not engine}
