@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from kvtape.backends.asked import CONTEXT_PADDING, effective_n_ctx
@@ -15,11 +16,12 @@ from kvtape.backends.errors import UsageError
 from kvtape.capacity.allocation import largest_that_fits
 from kvtape.capacity.errors import CapacityError
 from kvtape.capacity.machine import free_memory, whole_memory
+from kvtape.capacity.model import ModelFileError, ModelShape, read_model
 from kvtape.capacity.resolve import MemoryBudget, resolve
 from kvtape.capacity.sizes import parse_size, size_text
 from kvtape.planner.specs import Option
 
-__all__ = ["MEMORY_OPTION", "DoesNotFit", "Need", "check_weights", "fitted_context", "read_memory"]
+__all__ = ["MEMORY_OPTION", "DoesNotFit", "Need", "check_weights", "fitted_context", "read_memory", "read_shape"]
 
 MEMORY_OPTION: Final = Option(str, "off")
 """Engine option `memory`: `off`, `auto` (what the machine has free) or a size; the context is then what fits."""
@@ -50,6 +52,14 @@ def read_memory(text: str) -> int | None:
         return free_memory() if text == "auto" else parse_size(text)
     except CapacityError as err:
         raise UsageError(f"memory={text}: {err}; or auto, or off") from None
+
+
+def read_shape(path: str | Path) -> ModelShape:
+    """What the header of a model file says. Raises UsageError for a file that is no model."""
+    try:
+        return read_model(path)
+    except ModelFileError as err:
+        raise UsageError(str(err)) from None
 
 
 def check_weights(name: str, weights: int) -> None:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvtape.backends.asked import CONTEXT_PADDING
-from kvtape.backends.errors import EnvironmentProblem, SessionClosed, UsageError
-from kvtape.backends.fit import check_weights
+from kvtape.backends.errors import EnvironmentProblem, SessionClosed
+from kvtape.backends.fit import check_weights, read_shape
 from kvtape.backends.llama.native import NativeModel, library
 from kvtape.backends.llama.options import context_params, parse_llama_options
 from kvtape.backends.llama.session import LlamaBackend
 from kvtape.backends.protocol import ModelFacts, SessionConfig
-from kvtape.capacity.model import ModelFileError, ModelShape, read_model
+from kvtape.capacity.model import ModelShape
 
 __all__ = ["LlamaEngine"]
 
@@ -48,7 +48,7 @@ class LlamaEngine:
         EnvironmentProblem when llama.cpp is missing or cannot load the file.
         """
         parse_llama_options(options or {})
-        shape = _read(path)
+        shape = read_shape(path)
         check_weights(str(path), shape.weights_bytes)
         model = NativeModel(str(path))
         if model.has_encoder:
@@ -62,7 +62,7 @@ class LlamaEngine:
 
         Raises UsageError for what cannot be opened, DoesNotFit for what memory does not hold.
         """
-        shape = _read(path)
+        shape = read_shape(path)
         check_weights(str(path), shape.weights_bytes)
         return context_params(config, parse_llama_options(config.options), shape).n_ctx - CONTEXT_PADDING
 
@@ -94,10 +94,3 @@ class LlamaEngine:
     def _require_open(self) -> None:
         if self._closed:
             raise SessionClosed("the engine was closed")
-
-
-def _read(path: str | Path) -> ModelShape:
-    try:
-        return read_model(path)
-    except ModelFileError as err:
-        raise UsageError(str(err)) from None

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from kvtape.backends.errors import EnvironmentProblem, SessionClosed, UsageError
-from kvtape.backends.fit import check_weights
+from kvtape.backends.errors import EnvironmentProblem, SessionClosed
+from kvtape.backends.fit import check_weights, read_shape
 from kvtape.backends.protocol import ModelFacts, SessionConfig
-from kvtape.capacity.model import ModelFileError, ModelShape, read_model
+from kvtape.capacity.model import ModelShape
 
 if TYPE_CHECKING:
     from kvtape.backends.openvino.compiled import Compiled, Profile
@@ -61,7 +61,7 @@ class OpenVinoEngine:
         except ImportError as err:
             raise EnvironmentProblem(f"OpenVINO is not installed ({err}); pip install 'kvtape[openvino]'") from None
         read_openvino_options(options or {})
-        model = _read(path)
+        model = read_shape(path)
         check_model(model)
         check_weights(str(path), model.weights_bytes)
         return cls(model, str(openvino.__version__), dict(options or {}))
@@ -75,7 +75,7 @@ class OpenVinoEngine:
         from kvtape.backends.openvino.gates import check_model
         from kvtape.backends.openvino.options import resolve
 
-        model = _read(path)
+        model = read_shape(path)
         check_model(model)
         check_weights(str(path), model.weights_bytes)
         return resolve(config, {}, model).n_ctx
@@ -127,10 +127,3 @@ class OpenVinoEngine:
                 )
             self._compiled[profile] = compiled
         return self._compiled[profile]
-
-
-def _read(path: str | Path) -> ModelShape:
-    try:
-        return read_model(path)
-    except ModelFileError as err:
-        raise UsageError(str(err)) from None
