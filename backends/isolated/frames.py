@@ -1,6 +1,8 @@
 """Messages over a stream socket, one frame each.
 
 "KVTF"  u32 bytes of text  u32 number of buffers  u64 bytes of each buffer  text  buffers
+
+A cancel goes over a pipe of its own and is no frame: `CANCEL`, the number of its session.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from typing import Any, Final
 
 from kvtape.backends.isolated.values import WireError, decode, encode
 
-__all__ = ["receive", "send"]
+__all__ = ["CANCEL", "receive", "send"]
 
+CANCEL: Final = struct.Struct("<Q")
 _HEAD: Final = struct.Struct("<4sII")
 _MAGIC: Final = b"KVTF"
 # Far above what any session needs: a length beyond them is damage, and must not become an allocation.

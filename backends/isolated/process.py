@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -24,13 +23,12 @@ from pathlib import Path
 from typing import Final
 
 from kvtape.backends.errors import EnvironmentProblem
-from kvtape.backends.isolated.frames import receive
+from kvtape.backends.isolated.frames import CANCEL, receive
 from kvtape.backends.isolated.values import WireError, wire_version
 
 __all__ = ["HostProcess", "Limits"]
 
 _MODULE: Final = "kvtape.backends.isolated.host"
-_CANCEL: Final = struct.Struct("<Q")
 _REAP_SECONDS: Final = 10.0
 _TAIL_SECONDS: Final = 2.0
 _FOLDERS: Final = re.compile(r"/(?:[^\s/:]+/)+")
@@ -97,7 +95,7 @@ class HostProcess:
                 return False
             try:
                 # So few bytes go into a pipe whole or not at all.
-                os.write(self._cancels, _CANCEL.pack(session))
+                os.write(self._cancels, CANCEL.pack(session))
             except OSError:
                 return False
             return True

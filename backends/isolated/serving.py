@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
 import sys
 import threading
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from kvtape.backends.isolated.backend import OPERATIONS
 from kvtape.backends.isolated.failures import pack_error
-from kvtape.backends.isolated.frames import receive, send
+from kvtape.backends.isolated.frames import CANCEL, receive, send
 from kvtape.backends.isolated.values import Unsendable
 from kvtape.backends.protocol import Backend, Logits
 
 __all__ = ["CancelDesk", "SessionServer", "answer", "die"]
-
-_CANCEL: Final = struct.Struct("<Q")
 
 
 class CancelDesk:
@@ -54,8 +51,8 @@ class CancelDesk:
 
     def _run(self) -> None:
         try:
-            while len(record := self._pipe.read(_CANCEL.size)) == _CANCEL.size:
-                self._hand_on(*_CANCEL.unpack(record))
+            while len(record := self._pipe.read(CANCEL.size)) == CANCEL.size:
+                self._hand_on(*CANCEL.unpack(record))
         except BaseException:
             die()
         os._exit(0)
