@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from kvtape.traces.chain import genesis, link, summarise
 from kvtape.traces.chain_check import StoredBatch, batch_slices, chain_windows, last_seqs, stored_batches
-from kvtape.traces.database import build_file, fsync_file, name_log, open_read_only, refuse_leftovers
+from kvtape.traces.database import build_file, open_read_only, refuse_leftovers
 from kvtape.traces.definitions import definitions_digest
 from kvtape.traces.errors import KeyMismatch, LogExists, LogUnreadable
 from kvtape.traces.folder import is_log_folder, segments
@@ -27,8 +27,8 @@ from kvtape.traces.leftovers import claimed
 from kvtape.traces.parquet_files import write_parquet
 from kvtape.traces.reader import Log, open_log
 from kvtape.traces.schema import ROW_TABLES, RUNS, Table
-from kvtape.traces.seal import check_copy
-from kvtape.traces.sidecar import Head, file_digest, fsync_dir, write_head
+from kvtape.traces.seal import publish_sealed
+from kvtape.traces.sidecar import Head
 from kvtape.traces.union import Part, union
 from kvtape.traces.verify import verify
 
@@ -69,12 +69,7 @@ def merge(paths: Sequence[str | Path], out: str | Path) -> MergeReport:
         meta = _meta(logs)
         build_file(fresh, {**meta, "sealed": "true"})
         head, events = _append_all(logs, meta, fresh)
-        fsync_file(fresh)
-        check_copy(fresh, head)
-        head = head.as_sealed(file_digest(fresh))
-        name_log(fresh, target)
-        fsync_dir(target.parent)
-        write_head(target, head)
+        head = publish_sealed(fresh, target, head)
         sources = tuple((log.path.name, log.chain_digest) for log in logs)
     return MergeReport(events, len(head.sessions), head.batch, head.rows, head.digest, sources)
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import duckdb
 
 from kvtape.traces.chain_check import check_chain, last_seqs, stored_batches
-from kvtape.traces.database import fsync_file, name_log, open_read_only, readable, refuse_leftovers
+from kvtape.traces.database import open_read_only, readable, refuse_leftovers
 from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.leftovers import claimed
 from kvtape.traces.reader import open_log
 from kvtape.traces.schema import ROW_TABLES, Table, quoted
-from kvtape.traces.seal import check_copy, copy_rows
-from kvtape.traces.sidecar import Head, file_digest, fsync_dir, write_head
+from kvtape.traces.seal import copy_rows, publish_sealed
+from kvtape.traces.sidecar import Head
 
 __all__ = ["RedactReport", "redact"]
 
@@ -57,13 +57,8 @@ def redact(path: str | Path, out: str | Path) -> RedactReport:
             copy_rows(connection, meta, fresh, _without_content)
         finally:
             connection.close()
-        fsync_file(fresh)
         head = Head(meta["log_id"], report.batches, report.digest, report.rows, sessions, "")
-        check_copy(fresh, head)
-        head = head.as_sealed(file_digest(fresh))
-        name_log(fresh, target)
-        fsync_dir(target.parent)
-        write_head(target, head)
+        publish_sealed(fresh, target, head)
     return RedactReport(events, taken, report.digest)
 
 

@@ -18,8 +18,6 @@ import duckdb
 from kvtape.traces.chain_check import check_chain, last_seqs, stored_batches
 from kvtape.traces.database import (
     check_file_kind,
-    fsync_file,
-    name_log,
     open_read_only,
     read_meta,
     readable,
@@ -31,8 +29,8 @@ from kvtape.traces.findings import Finding, FindingKind
 from kvtape.traces.keys import key_path
 from kvtape.traces.leftovers import claimed, leftovers
 from kvtape.traces.live import drop_stale_wal, held_elsewhere, recorded_here, snapshot
-from kvtape.traces.seal import check_copy, copy_rows
-from kvtape.traces.sidecar import Head, file_digest, fsync_dir, head_path, read_head, write_head
+from kvtape.traces.seal import copy_rows, publish_sealed
+from kvtape.traces.sidecar import Head, head_path, read_head
 
 __all__ = ["Cut", "RepairReport", "repair"]
 
@@ -104,12 +102,7 @@ def repair(path: str | Path, out: str | Path) -> RepairReport:
             head, report = _copy_out(connection, source, copy, fresh, wal_bytes)
         finally:
             connection.close()
-        fsync_file(fresh)
-        check_copy(fresh, head)
-        head = head.as_sealed(file_digest(fresh))
-        name_log(fresh, target)
-        fsync_dir(target.parent)
-        write_head(target, head)
+        publish_sealed(fresh, target, head)
     return report
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import duckdb
 
 from kvtape.traces.chain_check import check_chain
-from kvtape.traces.database import build_file, fsync_file, open_read_only, read_meta, wal_path
+from kvtape.traces.database import build_file, fsync_file, name_log, open_read_only, read_meta, wal_path
 from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.folder import register
 from kvtape.traces.leftovers import sealing_path
@@ -24,7 +24,7 @@ from kvtape.traces.schema import ROW_TABLES, Table
 from kvtape.traces.sidecar import Head, file_digest, fsync_dir, write_head
 from kvtape.traces.writer import LogWriter
 
-__all__ = ["check_copy", "copy_rows", "seal_log"]
+__all__ = ["check_copy", "copy_rows", "publish_sealed", "seal_log"]
 
 
 def seal_log(writer: LogWriter) -> Head:
@@ -87,3 +87,17 @@ def check_copy(fresh: Path, head: Head) -> None:
         connection.close()
     if findings:
         raise LogUnreadable(f"{fresh}: the sealed copy differs from the log ({findings[0].detail}); sealing given up")
+
+
+def publish_sealed(fresh: Path, target: Path, head: Head) -> Head:
+    """Give a finished file, made beside it, the name of the new log `target`, and that its sealed head; returns this.
+
+    Raises LogUnreadable when the file is not what `head` says, LogExists, OSError.
+    """
+    fsync_file(fresh)
+    check_copy(fresh, head)
+    sealed = head.as_sealed(file_digest(fresh))
+    name_log(fresh, target)
+    fsync_dir(target.parent)
+    write_head(target, sealed)
+    return sealed
