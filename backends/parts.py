@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvtape.backends.catalog import BlockCatalog
 from kvtape.backends.cold_store import ColdStore
+from kvtape.backends.errors import UnsupportedOperation
 from kvtape.backends.journal import Journal
 from kvtape.backends.protocol import AttentionMass, Backend, Logits
 from kvtape.planner.blocks import Block
@@ -63,6 +64,11 @@ class Parts:
 
     def now(self) -> int:
         return self.journal.clock.now_ns()
+
+    def require(self, operation: str, capability: str) -> None:
+        """Raises UnsupportedOperation where the backend lacks the capability that the operation needs."""
+        if not getattr(self.backend.capabilities, capability):
+            raise UnsupportedOperation(operation, self.backend.refusal(capability) or f"no {capability}")
 
     def tokens_of(self, ranges: RangeSet) -> list[int]:
         return [t for r in ranges for t in self.tape[r.start : r.stop]]

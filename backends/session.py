@@ -228,7 +228,7 @@ class Session(GuardedSession):
         A policy that ranks by a probe uses it until the tape grows. Needs attention_scores.
         """
         with self._operation("score"):
-            self._require("attention_scores", "score")
+            self._parts.require("score", "attention_scores")
             prefix.check_tokens(self._parts, tokens)
             return scoring.probe(self._parts, tokens)
 
@@ -256,7 +256,7 @@ class Session(GuardedSession):
         """Save the whole state; returns the snapshot's id."""
         parts = self._parts
         with self._operation("snapshot"):
-            self._require("snapshot_state", "snapshot")
+            parts.require("snapshot", "snapshot_state")
             began = parts.now()
             carried.carry(parts)
             blob = parts.backend.snapshot()
@@ -278,7 +278,7 @@ class Session(GuardedSession):
         """Put a snapshot back; the tape becomes the snapshot's, and its generation goes up."""
         parts = self._parts
         with self._operation("restore"):
-            self._require("snapshot_state", "restore")
+            parts.require("restore", "snapshot_state")
             saved = self._snapshots.get(snapshot_id)
             if saved is None:
                 raise UnknownBlock(f"snapshot {snapshot_id} was never taken (taken: {sorted(self._snapshots)})")
@@ -338,12 +338,6 @@ class Session(GuardedSession):
         with self._roll_back(reuse.keep):
             feeding.feed(parts, tokens[reuse.keep :], stretches, reuse.keep, counters)
         return status
-
-    # -- checks --------------------------------------------------------------------------------------------------
-
-    def _require(self, capability: str, operation: str) -> None:
-        if not getattr(self._parts.backend.capabilities, capability):
-            raise UnsupportedOperation(operation, self._parts.backend.refusal(capability) or f"no {capability}")
 
 
 def _greedy(logits: Logits) -> int:

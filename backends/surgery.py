@@ -181,8 +181,7 @@ def shift(parts: Parts, cache_start: int, cache_stop: int, delta: int, reason: s
 
 def compact(parts: Parts, reason: str) -> int:
     """Close every hole of the cache, lowest first. Returns by how much the next position fell."""
-    if not parts.backend.capabilities.position_shift:
-        raise UnsupportedOperation("compact", parts.backend.refusal("position_shift") or "no position_shift")
+    parts.require("compact", "position_shift")
     before = parts.state.next_cache_position
     while True:
         end, hole = 0, None
@@ -234,8 +233,7 @@ def refill(parts: Parts, start: int, stop: int, reason: str) -> None:
     """Compute an evicted range again, in its own place."""
     began = parts.now()
     _require_room(parts, stop - start)
-    if not parts.backend.capabilities.recompute_range:
-        raise UnsupportedOperation("refill", parts.backend.refusal("recompute_range") or "no recompute_range")
+    parts.require("refill", "recompute_range")
     at = _open_place(parts, lay.find_place(parts.state.layout, start, stop), stop - start, reason)
     tokens = parts.tape[start:stop]
     result = parts.backend.refill(tokens, start, at)
