@@ -95,6 +95,18 @@ class Bench:
         allowed = [t for t in range(min(3, facts.n_vocab - 1), min(facts.n_vocab, 259)) if t not in facts.end_tokens]
         return [allowed[i] for i in np.random.default_rng(seed).integers(0, len(allowed), n).tolist()]
 
+    @property
+    def places(self) -> dict[int, int]:
+        """By cache position: the tape position that must stand there."""
+        return {s.cache_start + i: s.tape_start + i for s in self.layout for i in range(s.length)}
+
+    def abort_hook(self) -> Callable[[], object]:
+        """The backend's own way to make its next computation fail. Raises NotApplicable where it has none."""
+        abort_next: Callable[[], object] | None = getattr(self.backend, "abort_next", None)
+        if abort_next is None:
+            raise NotApplicable("the backend has no hook abort_next() that makes its next computation fail")
+        return abort_next
+
     # -- operations, each with its check --------------------------------------------------------------------------
 
     def feed(self, tokens: Sequence[int]) -> Computed:
@@ -228,7 +240,7 @@ class Bench:
             seen = self.backend.witness()
         except UnsupportedOperation:
             return
-        places = {s.cache_start + i: s.tape_start + i for s in self.layout for i in range(s.length)}
+        places = self.places
         found = seen.cache_positions.tolist()
         if sorted(found) != sorted(places):
             self.fail(f"after {what}: the memory has rows at {as_runs(found)}, expected {as_runs(places)}")

@@ -16,7 +16,7 @@ from kvtape.backends.errors import (
 from kvtape.backends.protocol import Logits
 from kvtape.planner.layout import next_cache_position
 from kvtape.planner.ranges import RangeSet
-from kvtape.testing.bench import Bench, NotApplicable
+from kvtape.testing.bench import Bench
 
 __all__ = [
     "admit_append",
@@ -262,9 +262,7 @@ def cancel(bench: Bench) -> None:
 def fault(bench: Bench) -> None:
     """After a failure of the engine the session refuses everything but close."""
     backend = bench.backend
-    abort_next = getattr(backend, "abort_next", None)
-    if abort_next is None:
-        raise NotApplicable("the backend has no hook abort_next() that makes its next computation fail")
+    abort_next = bench.abort_hook()
     bench.feed(bench.draw(6))
     abort_next()
     _raises(bench, "prefill after abort_next()", lambda: backend.prefill(bench.draw(2, 1), 6), EngineFault)

@@ -112,8 +112,7 @@ def _laid_out_alike(bench: Bench) -> Bench:
 
     Layer 0 attends by token and cache position alone, so both pay the same to each of its rows.
     """
-    places = {s.cache_start + i: s.tape_start + i for s in bench.layout for i in range(s.length)}
-    twin = bench.twin()
+    places, twin = bench.places, bench.twin()
     twin.feed([bench.tape[places.get(c, 0)] for c in range(next_cache_position(bench.layout))])
     for hole in RangeSet([(0, len(twin.tape))]) - RangeSet((c, c + 1) for c in places):
         twin.evict(hole.start, hole.stop)

@@ -177,9 +177,7 @@ def surgery_session(bench: Bench) -> None:
 
 def fatal_session(bench: Bench) -> None:
     """A failure of the engine poisons the session: the first cause stays, the context is freed, the log folds."""
-    abort_next = getattr(bench.backend, "abort_next", None)
-    if abort_next is None:
-        raise NotApplicable("the backend has no hook abort_next() that makes its next computation fail")
+    abort_next = bench.abort_hook()
     play = _Play(bench, "none")
     play.turn(bench.draw(10))
     abort_next()
