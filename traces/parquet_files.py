@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from kvtape.traces.errors import LogExists
 from kvtape.traces.leftovers import claimed
 from kvtape.traces.query import order_by
-from kvtape.traces.schema import ROW_TABLES, Table, quoted
+from kvtape.traces.schema import ROW_TABLES, Table, quoted, quoted_text
 from kvtape.traces.sidecar import fsync_dir
 
 __all__ = ["PARTITIONED", "file_glob", "write_parquet"]
@@ -144,5 +144,4 @@ def _folder_name(session: str) -> str:
 
 
 def _copy(connection: duckdb.DuckDBPyConnection, query: str, target: Path) -> None:
-    name = str(target).replace("'", "''")
-    connection.execute(f"COPY ({query}) TO '{name}' (FORMAT parquet, COMPRESSION zstd)")
+    connection.execute(f"COPY ({query}) TO {quoted_text(target)} (FORMAT parquet, COMPRESSION zstd)")

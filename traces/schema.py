@@ -59,6 +59,7 @@ __all__ = [
     "create_types",
     "guard_statements",
     "quoted",
+    "quoted_text",
     "sql_type",
 ]
 
@@ -151,6 +152,11 @@ ALL_TABLES = ("meta", "batches", *TABLES)
 def quoted(name: str) -> str:
     """An SQL identifier; field names such as `trigger` are keywords."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def quoted_text(value: object) -> str:
+    """An SQL text constant, of a path too."""
+    return "'" + str(value).replace("'", "''") + "'"
 
 
 def sql_type(field: Field) -> str:

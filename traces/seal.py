@@ -20,7 +20,7 @@ from kvtape.traces.database import build_file, fsync_file, name_log, open_read_o
 from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.folder import register
 from kvtape.traces.leftovers import sealing_path
-from kvtape.traces.schema import ROW_TABLES, Table
+from kvtape.traces.schema import ROW_TABLES, Table, quoted_text
 from kvtape.traces.sidecar import Head, file_digest, fsync_dir, write_head
 from kvtape.traces.writer import LogWriter
 
@@ -67,7 +67,7 @@ def copy_rows(
     build_file(fresh, meta)
     # A log may be called anything, also what the copy would be called here.
     name = "copy" if connection.execute("SELECT current_database()").fetchall()[0][0] != "copy" else "copy_of_it"
-    connection.execute(f"ATTACH '{str(fresh).replace(chr(39), chr(39) * 2)}' AS {name} (READ_WRITE)")
+    connection.execute(f"ATTACH {quoted_text(fresh)} AS {name} (READ_WRITE)")
     connection.execute("BEGIN")
     connection.execute(f"INSERT INTO {name}.batches SELECT * FROM batches ORDER BY batch")
     # Rows lie in canonical order, batch after batch, as they were written, and DuckDB keeps the order of insertion.

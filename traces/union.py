@@ -22,7 +22,17 @@ from kvtape.traces.errors import LogMissing, LogUnreadable, NotALog, SequenceCon
 from kvtape.traces.folder import Segment, is_log_folder, segments
 from kvtape.traces.parquet_files import file_glob
 from kvtape.traces.reader import Log, open_log
-from kvtape.traces.schema import BATCHES, FORMAT, ROW_TABLES, RUNS, SCHEMA_VERSION, Table, create_table, quoted
+from kvtape.traces.schema import (
+    BATCHES,
+    FORMAT,
+    ROW_TABLES,
+    RUNS,
+    SCHEMA_VERSION,
+    Table,
+    create_table,
+    quoted,
+    quoted_text,
+)
 from kvtape.traces.views import VIEWS
 
 __all__ = ["PARQUET", "Part", "UnionLog", "open_folder", "open_parquet", "parquet_parts", "parquet_place", "union"]
@@ -151,7 +161,7 @@ def open_parquet(where: str) -> UnionLog:
 def _parquet_part(out: str) -> Part:
     connection = _plain_connection([out])
     try:
-        connection.execute(f"CREATE VIEW meta AS SELECT * FROM read_parquet('{_text(file_glob(out, 'meta'))}')")
+        connection.execute(f"CREATE VIEW meta AS SELECT * FROM read_parquet({quoted_text(file_glob(out, 'meta'))})")
         return Part(Path(out).name, read_meta(connection, Path(out), alone=True), parquet=out)
     finally:
         connection.close()
@@ -185,7 +195,7 @@ def union(path: Path, parts: Sequence[Part]) -> UnionLog:
 def _attach(connection: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> None:
     for i, part in enumerate(parts):
         if part.file is not None:
-            connection.execute(f"ATTACH '{_text(str(part.file))}' AS part{i} (READ_ONLY)")
+            connection.execute(f"ATTACH {quoted_text(part.file)} AS part{i} (READ_ONLY)")
         elif part.parquet is not None and "://" in part.parquet:
             _load_httpfs(connection, part.parquet)
 
@@ -209,7 +219,7 @@ def _confine(connection: duckdb.DuckDBPyConnection, parts: Sequence[Part]) -> No
     """Queries may read the parts and nothing else."""
     allowed = [part.parquet for part in parts if part.parquet is not None]
     if allowed:
-        names = ", ".join(f"'{_text(a)}/'" for a in allowed)
+        names = ", ".join(quoted_text(f"{a}/") for a in allowed)
         connection.execute(f"SET allowed_directories = [{names}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
@@ -257,7 +267,7 @@ def _rows(i: int, part: Part, table: str) -> str:
     glob = file_glob(part.parquet, table)
     if "://" not in glob and not any(Path().glob(glob) if not glob.startswith("/") else Path("/").glob(glob[1:])):
         return f"({_no_rows(table, '')})"
-    return f"read_parquet('{_text(glob)}', hive_partitioning = false)"
+    return f"read_parquet({quoted_text(glob)}, hive_partitioning = false)"
 
 
 def _no_rows(table: str, more: str) -> str:
@@ -283,7 +293,3 @@ def _refuse_conflicts(log: UnionLog) -> None:
     other = log._query("SELECT run_id FROM runs GROUP BY run_id HAVING count(*) > 1 ORDER BY 1 LIMIT 1")
     if other:
         raise SequenceConflict(f"{log.path}: run {other[0][0]} has another row in another part; give runs own ids")
-
-
-def _text(value: str) -> str:
-    return value.replace("'", "''")

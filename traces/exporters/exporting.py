@@ -21,6 +21,7 @@ from kvtape.traces.leftovers import claimed
 from kvtape.traces.merge import merge_to_parquet
 from kvtape.traces.parquet_files import write_parquet
 from kvtape.traces.reader import Log
+from kvtape.traces.schema import quoted_text
 from kvtape.traces.union import UnionLog
 
 __all__ = ["FORMATS", "ExportResult", "export_log", "format_names"]
@@ -141,7 +142,7 @@ def _parquet(log: Log, out: Path) -> int:
         return merge_to_parquet([log.path], out).rows
     # The log's own connection is confined to its file, and one process opens a file in one way only.
     connection = duckdb.connect()
-    connection.execute(f"ATTACH '{str(log.source).replace(chr(39), chr(39) * 2)}' AS log (READ_ONLY)")
+    connection.execute(f"ATTACH {quoted_text(log.source)} AS log (READ_ONLY)")
     connection.execute("USE log")
     try:
         write_parquet(connection, out)

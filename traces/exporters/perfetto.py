@@ -14,6 +14,7 @@ import msgspec
 
 from kvtape.planner.events import Op
 from kvtape.traces.reader import Log
+from kvtape.traces.schema import quoted_text
 
 __all__ = ["trace_lines"]
 
@@ -51,12 +52,11 @@ def _trace_events(log: Log, run_id: str) -> Iterator[dict[str, Any]]:
 
 def _rows(log: Log, run_id: str) -> Iterator[dict[str, Any]]:
     """Events with their session's backend and the cold tokens after them, session by session."""
-    wanted = "'" + run_id.replace("'", "''") + "'"
     columns = ", ".join(f'e."{name}"' for name in _COLUMNS)
     names, rows = log.sql(
         f"""SELECT e.session_id, s.backend, r.cold_tokens, {columns} FROM events e
             JOIN sessions s USING (run_id, session_id) JOIN residency r USING (run_id, session_id, seq)
-            WHERE e.run_id = {wanted} ORDER BY e.session_id, e.seq"""
+            WHERE e.run_id = {quoted_text(run_id)} ORDER BY e.session_id, e.seq"""
     )
     for row in rows:
         yield dict(zip(names, row, strict=True))

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvtape.planner.events import Op
 from kvtape.traces.reader import Log
+from kvtape.traces.schema import quoted_text
 
 __all__ = ["PromptRequest", "prompt_requests"]
 
@@ -40,7 +41,7 @@ def prompt_requests(log: Log, run_id: str) -> list[PromptRequest]:
     events = log.sql(
         f"""SELECT e.session_id, e.seq, e.at_ns, e.op, e.turn, e."start", e."stop", e.n_tokens, e.completion_tokens,
             e.reason, e.detail, t.hashes, t.block_tokens, t.n_tokens FROM events e LEFT JOIN tokens t
-            USING (run_id, session_id, seq) WHERE e.run_id = {_text(run_id)} AND e.op IN ('prompt', 'generate',
+            USING (run_id, session_id, seq) WHERE e.run_id = {quoted_text(run_id)} AND e.op IN ('prompt', 'generate',
             'prefill', 'decode', 'truncate', 'restore', 'lost') ORDER BY e.session_id, e.seq"""
     )[1]
     found: list[PromptRequest] = []
@@ -54,10 +55,6 @@ def prompt_requests(log: Log, run_id: str) -> list[PromptRequest]:
     if session is not None:
         found += session.ended()
     return sorted(found, key=lambda r: (r.at_ns, r.session_id, r.seq))
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 class _Session:
