@@ -104,7 +104,7 @@ def make_plan(
     evict_starts, evict_stops = free.starts[gone], free.stops[gone]
     parts = _kept_parts(table, free, gone)
     keep_starts, keep_stops = _merged(table.starts[~gone], table.stops[~gone], parts)
-    total = int((table.stops - table.starts).sum())
+    total = table.n_tokens
     evicted = int((evict_stops - evict_starts).sum())
     hot = total - evicted
     said = [*diagnostics, *([f"{Diagnostic.STARVED}={starved}"] if starved else [])]

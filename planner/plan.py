@@ -31,10 +31,9 @@ __all__ = [
     "Plan",
     "PlanError",
     "StreamPolicy",
-    "as_table",
-    "check_budget",
     "first_until",
     "plan_hot_set",
+    "prepared",
 ]
 
 
@@ -73,9 +72,7 @@ def plan_hot_set(
     streams = stream is not None and stream.enabled
     if stream is not None and stream.enabled:
         sink, recent = max(sink, stream.sink), max(recent, stream.recent)
-    check_budget(budget)
-    table = as_table(blocks)
-    free = free_parts(table, sink, recent, split)
+    table, free = prepared(blocks, budget, sink, recent, split)
     said: list[str] = []
     if not available_ways(capabilities, allow_recompute, positions):
         victims = np.empty(0, dtype=np.int64)
@@ -87,12 +84,19 @@ def plan_hot_set(
     return make_plan(table, free, victims, budget, said)
 
 
-def as_table(blocks: Iterable[Block] | BlockTable) -> BlockTable:
-    """`blocks` as a table. Raises InvalidBlock, OverlappingBlocks, BadScore."""
-    return blocks if isinstance(blocks, BlockTable) else BlockTable(blocks)
+def prepared(
+    blocks: Iterable[Block] | BlockTable, budget: int, sink: int, recent: int, split: bool
+) -> tuple[BlockTable, Free]:
+    """`blocks` as a table, and what of each block may go.
+
+    Raises BadBudget; else InvalidBlock, OverlappingBlocks, BadScore; else BadSpan.
+    """
+    _check_budget(budget)
+    table = blocks if isinstance(blocks, BlockTable) else BlockTable(blocks)
+    return table, free_parts(table, sink, recent, split)
 
 
-def check_budget(budget: int) -> None:
+def _check_budget(budget: int) -> None:
     """Raises BadBudget unless `budget` is a whole number of at least one token."""
     if not isinstance(budget, int) or isinstance(budget, bool):
         raise BadBudget(f"budget {budget!r} is no whole number of tokens; round it up first")
@@ -112,7 +116,7 @@ def first_until(order: Ints, lengths: Ints, excess: int) -> Ints:
 
 def _class_victims(table: BlockTable, free: Free, budget: int, use_scores: bool, said: list[str]) -> Ints:
     """Indices of the blocks to evict, greedily in order until the rest fits."""
-    excess = int((table.stops - table.starts).sum()) - budget
+    excess = table.n_tokens - budget
     if excess <= 0:
         return np.empty(0, dtype=np.int64)
     scored = ~np.isnan(table.scores[free.mask]) if use_scores else np.zeros(0, dtype=np.bool_)

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvtape.planner.blocks import Block
 from kvtape.planner.outcome import Diagnostic, Plan, make_plan
-from kvtape.planner.plan import as_table, check_budget, first_until
+from kvtape.planner.plan import first_until, prepared
 from kvtape.planner.plan_errors import BadSpan
 from kvtape.planner.spans import Free, free_parts
 from kvtape.planner.table import BlockTable, Bools, Ints
@@ -37,9 +37,7 @@ def plan_scored(
     `sink` and `recent = budget - sink` (never less recent than asked), split at the borders as `stream` does.
     Raises BadBudget, BadSpan, InvalidBlock, OverlappingBlocks, BadScore.
     """
-    check_budget(budget)
-    table = as_table(blocks)
-    free = free_parts(table, sink, recent, split)
+    table, free = prepared(blocks, budget, sink, recent, split)
     has_score = ~np.isnan(table.scores)
     if not can_evict:
         return make_plan(table, free, _none(), budget, [Diagnostic.EVICT_UNSUPPORTED])
@@ -65,9 +63,7 @@ def plan_random(
     can_evict: bool,
 ) -> Plan:
     """The null baseline: every block draws its rank once, from `seed` and its first position. Raises as above."""
-    check_budget(budget)
-    table = as_table(blocks)
-    free = free_parts(table, sink, recent, split)
+    table, free = prepared(blocks, budget, sink, recent, split)
     if not can_evict:
         return make_plan(table, free, _none(), budget, [Diagnostic.EVICT_UNSUPPORTED])
     return make_plan(table, free, _ranked_victims(table, free, draw_order(table, seed), budget, grace), budget, [])
@@ -92,7 +88,7 @@ def _ranked_victims(table: BlockTable, free: Free, order: Ints, budget: int, gra
         raise BadSpan(f"grace {grace} must not be negative")
     candidates = order[free.mask[order]]
     young = free.stops[candidates] > table.end - grace
-    excess = int((table.stops - table.starts).sum()) - budget
+    excess = table.n_tokens - budget
     return first_until(np.concatenate((candidates[~young], candidates[young])), free.lengths, excess)
 
 

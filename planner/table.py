@@ -61,6 +61,11 @@ class BlockTable:
         """The largest stop, 0 without blocks."""
         return int(self.stops[-1]) if self.blocks else 0
 
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all blocks."""
+        return int((self.stops - self.starts).sum())
+
     def order(self, by_score: bool) -> Ints:
         """Indices of all blocks, most evictable first: class, then (asked for) lower score, older, smaller start.
 

@@ -18,9 +18,8 @@ import numpy as np
 from kvtape.planner.blocks import Block
 from kvtape.planner.outcome import Diagnostic, Plan, make_plan
 from kvtape.planner.own_code import load_named
-from kvtape.planner.plan import as_table, check_budget
+from kvtape.planner.plan import prepared
 from kvtape.planner.plan_errors import PlanError
-from kvtape.planner.spans import free_parts
 from kvtape.planner.table import BlockTable
 
 __all__ = [
@@ -111,9 +110,7 @@ def plan_user(
     It is not asked when nothing can be evicted. Raises KeepRejected (PolicyFailed, NoBlockIds, UnknownBlock,
     ProtectedDropped), BadBudget, BadSpan, InvalidBlock, OverlappingBlocks, BadScore.
     """
-    check_budget(budget)
-    table = as_table(blocks)
-    free = free_parts(table, sink, recent, split=False)
+    table, free = prepared(blocks, budget, sink, recent, split=False)
     if not can_evict:
         return make_plan(table, free, np.empty(0, dtype=np.int64), budget, [Diagnostic.EVICT_UNSUPPORTED])
     view = PolicyView(budget, tuple(table.blocks), frozenset(table.ids[~free.mask].tolist()))
