@@ -17,6 +17,8 @@ from kvtape.cli.simulation import (
     Memory,
     Pace,
     TrainedContext,
+    machine,
+    workload,
 )
 
 if TYPE_CHECKING:
@@ -69,33 +71,26 @@ def simulate(
       kvtape simulate demo-out/demo.duckdb --costs costs.json \\
         --policy stream:sink=4,recent=252 --n-ctx 512 --log simulated.duckdb
     """
-    from kvtape.cli.logs import opened
     from kvtape.cli.output import emit
     from kvtape.cli.progress import progress
-    from kvtape.cli.simulation import byte_count, latency_ns, trained_context_of
     from kvtape.sim.costs.model import read_costs
-    from kvtape.sim.world.reading import read_scripts
     from kvtape.sim.world.running import simulate as run
-    from kvtape.sim.world.settings import Settings
 
-    settings = Settings(
+    settings = machine(
         policy=policy,
         n_ctx=n_ctx,
         block=block,
         cold_tokens=cold_tokens,
         slots=slots,
-        memory_bytes=byte_count("--memory", memory),
-        link_bytes_per_s=byte_count("--link", link),
-        link_latency_ns=latency_ns(link_latency),
-        arrivals=arrivals,  # type: ignore[arg-type]
+        memory=memory,
+        link=link,
+        link_latency=link_latency,
+        arrivals=arrivals,
         pace=pace,
         affinity=affinity,
     )
     table = read_costs(costs)
-    with opened(log) as tape:
-        scripts = read_scripts(tape)
-        source = tape.logical_digest()
-    trained = trained_context_of(scripts, n_ctx_train)
+    scripts, source, trained = workload(log, n_ctx_train)
     with progress("simulating") as shown:
         if out is None:
             found = run(scripts, settings, table, n_ctx_train=trained, progress=shown.update)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvtape.sim.world.script import Script
+    from kvtape.sim.world.settings import Settings
 
 __all__ = [
     "Affinity",
@@ -21,9 +22,8 @@ __all__ = [
     "Memory",
     "Pace",
     "TrainedContext",
-    "byte_count",
-    "latency_ns",
-    "trained_context_of",
+    "machine",
+    "workload",
 ]
 
 CostsPath = Annotated[
@@ -60,7 +60,42 @@ TrainedContext = Annotated[
 ]
 
 
-def byte_count(option: str, text: str | None) -> int | None:
+def machine(
+    *,
+    memory: str | None,
+    link: str | None,
+    link_latency: float,
+    arrivals: str,
+    pace: float,
+    affinity: bool,
+    **varied: Any,
+) -> Settings:
+    """The settings that the shared options give, and `varied` fields as they are. Raises SimulationError."""
+    from kvtape.sim.world.settings import Settings
+
+    return Settings(
+        **varied,
+        memory_bytes=_byte_count("--memory", memory),
+        link_bytes_per_s=_byte_count("--link", link),
+        link_latency_ns=_latency_ns(link_latency),
+        arrivals=arrivals,  # type: ignore[arg-type]
+        pace=pace,
+        affinity=affinity,
+    )
+
+
+def workload(log: Path, n_ctx_train: int | None) -> tuple[tuple[Script, ...], str, int | None]:
+    """A log's scripts, its logical digest, and the trained context of its model: given, or found."""
+    from kvtape.cli.logs import opened
+    from kvtape.sim.world.reading import read_scripts
+
+    with opened(log) as tape:
+        scripts = read_scripts(tape)
+        source = tape.logical_digest()
+    return scripts, source, _trained_context_of(scripts, n_ctx_train)
+
+
+def _byte_count(option: str, text: str | None) -> int | None:
     """A size such as 512MiB, in bytes; 0 is let through. Raises SimulationError naming the option."""
     from kvtape.capacity.errors import CapacityError
     from kvtape.capacity.sizes import parse_size
@@ -76,7 +111,7 @@ def byte_count(option: str, text: str | None) -> int | None:
         raise SimulationError(f"{option} {text}: {err}") from None
 
 
-def latency_ns(ms: float) -> int:
+def _latency_ns(ms: float) -> int:
     """Whole nanoseconds of a latency in milliseconds. Raises SimulationError for what is no number."""
     from math import isfinite
 
@@ -87,7 +122,7 @@ def latency_ns(ms: float) -> int:
     return round(ms * 1e6)
 
 
-def trained_context_of(scripts: Sequence[Script], given: int | None) -> int | None:
+def _trained_context_of(scripts: Sequence[Script], given: int | None) -> int | None:
     """What is given, else that of the demo model where it is the log's; None where nobody knows."""
     from kvtape.backends.errors import UsageError
     from kvtape.cli.models import model_for_log, trained_context

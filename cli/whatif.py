@@ -17,6 +17,8 @@ from kvtape.cli.simulation import (
     Memory,
     Pace,
     TrainedContext,
+    machine,
+    workload,
 )
 
 if TYPE_CHECKING:
@@ -78,36 +80,29 @@ def whatif(
         --policy none --policy stream --policy class --budget 512 --budget 1024
     """
     from kvtape.backends.errors import UsageError
-    from kvtape.cli.logs import opened
     from kvtape.cli.output import emit
     from kvtape.cli.progress import progress
-    from kvtape.cli.simulation import byte_count, latency_ns, trained_context_of
     from kvtape.sim.costs.model import read_costs
     from kvtape.sim.whatif.grid import points_of, read_grid
     from kvtape.sim.whatif.sweep import sweep
-    from kvtape.sim.world.reading import read_scripts
-    from kvtape.sim.world.settings import Settings
 
     flags = {"policy": policy, "budget": budget, "slots": slots, "cold_tokens": cold_tokens, "block": block}
     if grid is not None and any(flags.values()):
         raise UsageError(
             "--grid has the lists itself; leave out --policy, --budget, --slots, --cold-tokens and --block"
         )
-    base = Settings(
-        memory_bytes=byte_count("--memory", memory),
-        link_bytes_per_s=byte_count("--link", link),
-        link_latency_ns=latency_ns(link_latency),
-        arrivals=arrivals,  # type: ignore[arg-type]
+    base = machine(
+        memory=memory,
+        link=link,
+        link_latency=link_latency,
+        arrivals=arrivals,
         pace=pace,
         affinity=affinity,
     )
     axes = read_grid(grid) if grid is not None else {name: values or [] for name, values in flags.items()}
     points = points_of(axes, base)
     table = read_costs(costs)
-    with opened(log) as tape:
-        scripts = read_scripts(tape)
-        source = tape.logical_digest()
-    trained = trained_context_of(scripts, n_ctx_train)
+    scripts, source, trained = workload(log, n_ctx_train)
     with progress("simulating") as shown:
         found = sweep(scripts, table, points, n_ctx_train=trained, workers=workers, progress=shown.update)
     body = whatif_body(found, points, base, table, source)
