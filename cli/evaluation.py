@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -15,10 +13,9 @@ from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import SessionConfig
 from kvtape.backends.registry import open_engine
 from kvtape.cli.models import demo_model
-from kvtape.cli.output import canonical_json, kvtape_version, note
-from kvtape.cli.recording import recording, require_new
+from kvtape.cli.output import note, report_digest
+from kvtape.cli.recording import recording, require_new, run_row
 from kvtape.eval.targets import NullSink, Target, World
-from kvtape.planner.rows import RunRow
 from kvtape.replay.targets import parse_target
 
 __all__ = ["Asked", "check_common", "envelope", "opened_targets", "opened_world"]
@@ -107,23 +104,12 @@ def opened_targets(asked: Asked) -> Iterator[list[Target]]:
 def opened_world(asked: Asked, config: dict[str, Any], targets: Sequence[Target]) -> Iterator[World]:
     """The world of the run; with a log, when one was asked for, sealed at the end, also when the block raises."""
     clock = MonotonicClock()
-    digest = _digest(config)
-    run_id = f"eval-{digest[:12]}"
+    row = run_row("live", config, {t.engine.name: t.engine.version for t in targets}, clock.now_ns(), prefix="eval")
     if asked.log is None:
-        yield World(NullSink(), clock, run_id)
+        yield World(NullSink(), clock, row.run_id)
         return
-    row = RunRow(
-        run_id=run_id,
-        kind="live",
-        config_digest=digest,
-        config=canonical_json(config),
-        seed=None,
-        kvtape_version=kvtape_version(),
-        engine_versions=json.dumps({t.engine.name: t.engine.version for t in targets}, sort_keys=True),
-        started_at_ns=clock.now_ns(),
-    )
     with recording(asked.log, row, clock) as recorder:
-        yield World(recorder, clock, run_id, asked.content)
+        yield World(recorder, clock, row.run_id, asked.content)
     note(f"kvtape: every trial is in {asked.log}")
 
 
@@ -134,10 +120,6 @@ def envelope(config: dict[str, Any], targets: Sequence[Target]) -> dict[str, Any
         "model": config["model"],
         "engines": {t.spec: t.engine.version for t in targets},
         "config": config,
-        "config_digest": _digest(config),
+        "config_digest": report_digest(config),
         "seeds": config.get("seeds"),
     }
-
-
-def _digest(config: dict[str, Any]) -> str:
-    return hashlib.sha256(canonical_json(config).encode()).hexdigest()

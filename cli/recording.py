@@ -7,12 +7,13 @@ import json
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from kvtape.backends.errors import UsageError
-from kvtape.cli.output import canonical_json, kvtape_version
+from kvtape.cli.output import canonical_json, kvtape_version, report_digest
 from kvtape.planner.rows import RunRow
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from kvtape.backends.session import Session
     from kvtape.traces.recorder import Recorder
 
-__all__ = ["interruptible", "live_run", "new_log", "recording", "require_new"]
+__all__ = ["interruptible", "live_run", "new_log", "recording", "require_new", "run_row"]
 
 
 def live_run(
@@ -30,17 +31,23 @@ def live_run(
 
     The prompt comes in under the key of the folder of `log`: from an id nobody can test a guess at what was said.
     """
-    text = canonical_json(config)
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    row = run_row("live", config, {engine.name: engine.version}, clock.now_ns())
+    return row if log is None else replace(row, run_id=f"live-{_keyed(log, row.config_digest, prompt)}")
+
+
+def run_row(
+    kind: str, config: Mapping[str, Any], engines: Mapping[str, str], started_at_ns: int, *, prefix: str | None = None
+) -> RunRow:
+    """A run's row. Its id is `prefix`, or else `kind`, and the digest of `config`; `engines`: versions by name."""
+    digest = report_digest(config)
     return RunRow(
-        run_id=f"live-{digest[:12] if log is None else _keyed(log, digest, prompt)}",
-        kind="live",
+        run_id=f"{prefix or kind}-{digest[:12]}",
+        kind=kind,
         config_digest=digest,
-        config=text,
-        seed=None,
+        config=canonical_json(config),
         kvtape_version=kvtape_version(),
-        engine_versions=json.dumps({engine.name: engine.version}, sort_keys=True),
-        started_at_ns=clock.now_ns(),
+        engine_versions=json.dumps(engines, sort_keys=True),
+        started_at_ns=started_at_ns,
     )
 
 

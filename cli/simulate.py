@@ -108,12 +108,21 @@ def _recorded(
     """As `simulate`, with every event in a new log, sealed at the end. Its logical digest beside the result."""
     from kvtape.backends.modelled.clock import VirtualTimeline
     from kvtape.cli.logs import opened
-    from kvtape.cli.recording import new_log, recording
+    from kvtape.cli.output import report_digest
+    from kvtape.cli.recording import new_log, recording, run_row
     from kvtape.sim.world.running import simulate as run
     from kvtape.traces.sidecar import head_path
 
     place = new_log(out)
-    row = _run_row(settings, costs, source, trained)
+    config = {
+        "verb": "simulate",
+        "settings": settings.as_dict(),
+        "rules": settings.rules(),
+        "parent_digest": source,
+        "costs_digest": report_digest(costs.to_json()),
+        "n_ctx_train": trained,
+    }
+    row = run_row("simulation", config, {"modelled": "1"}, 0)
     try:
         with recording(place, row, VirtualTimeline()) as recorder:
             found = run(scripts, settings, costs, run_id=row.run_id, sinks=[recorder], n_ctx_train=trained)
@@ -124,35 +133,6 @@ def _recorded(
         raise
     with opened(place) as tape:
         return found, tape.logical_digest(row.run_id)
-
-
-def _run_row(settings: Settings, costs: CostTable, source: str, trained: int | None) -> Any:
-    import hashlib
-    import json
-
-    from kvtape.cli.output import canonical_json, kvtape_version, report_digest
-    from kvtape.planner.rows import RunRow
-
-    config = canonical_json(
-        {
-            "verb": "simulate",
-            "settings": settings.as_dict(),
-            "rules": settings.rules(),
-            "parent_digest": source,
-            "costs_digest": report_digest(costs.to_json()),
-            "n_ctx_train": trained,
-        }
-    )
-    digest = hashlib.sha256(config.encode()).hexdigest()
-    return RunRow(
-        run_id=f"simulation-{digest[:12]}",
-        kind="simulation",
-        config_digest=digest,
-        config=config,
-        kvtape_version=kvtape_version(),
-        engine_versions=json.dumps({"modelled": "1"}),
-        started_at_ns=0,
-    )
 
 
 def _body(found: Simulated, settings: Settings, costs: CostTable, source: str) -> dict[str, Any]:
