@@ -7,12 +7,9 @@ from dataclasses import dataclass, replace
 
 from kvtape.backends.errors import UsageError
 from kvtape.planner.grammar import Spec, choose_name
-from kvtape.planner.specs import POLICY_NAMES, PolicySpec, parse_policy, parse_spec
+from kvtape.planner.specs import DEFAULT_SINK, POLICY_NAMES, PolicySpec, parse_policy, parse_spec, policy_with
 
-__all__ = ["DEFAULT_SINK", "Candidate", "candidates_of"]
-
-DEFAULT_SINK = 4
-"""Sink tokens of `stream` when its spec names none: what Xiao et al. 2023 keep."""
+__all__ = ["Candidate", "candidates_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +71,14 @@ def _with_budgets(text: str, budgets: Sequence[int]) -> list[Candidate]:
     if own and spec.name == "stream":
         given.setdefault("sink", str(DEFAULT_SINK))
         if "recent" not in given:
-            sink = _policy(spec, given | {"recent": "1"}).sink
+            sink = policy_with(spec, given | {"recent": "1"}).sink
             return [_stream(text, spec, given, sink, budget) for budget in _needed(text, budgets)]
-        policy = _policy(spec, given)
+        policy = policy_with(spec, given)
         return [Candidate(policy, policy.sink + policy.recent)]
     if "budget" in given:
-        policies = [_policy(spec, given)]
+        policies = [policy_with(spec, given)]
     else:
-        policies = [_policy(spec, given | {"budget": str(budget)}) for budget in _needed(text, budgets)]
+        policies = [policy_with(spec, given | {"budget": str(budget)}) for budget in _needed(text, budgets)]
     return [Candidate(policy, policy.budget, by_trial) for policy in policies]
 
 
@@ -94,8 +91,4 @@ def _needed(text: str, budgets: Sequence[int]) -> Sequence[int]:
 def _stream(text: str, spec: Spec, given: dict[str, str], sink: int, budget: int) -> Candidate:
     if budget <= sink:
         raise UsageError(f"policy {text}: a budget of {budget} leaves nothing recent beside sink={sink}")
-    return Candidate(_policy(spec, given | {"recent": str(budget - sink)}), budget)
-
-
-def _policy(spec: Spec, given: dict[str, str]) -> PolicySpec:
-    return parse_policy(str(Spec(spec.name, tuple(given.items()), spec.target)))
+    return Candidate(policy_with(spec, given | {"recent": str(budget - sink)}), budget)

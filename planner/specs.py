@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
@@ -29,6 +29,7 @@ from kvtape.planner.user_policy import load_function, plan_user
 from kvtape.planner.ways import Positions, available_ways
 
 __all__ = [
+    "DEFAULT_SINK",
     "POLICY_NAMES",
     "REQUIRED",
     "Hole",
@@ -41,7 +42,11 @@ __all__ = [
     "parse_options",
     "parse_policy",
     "parse_spec",
+    "policy_with",
 ]
+
+DEFAULT_SINK = 4
+"""Sink tokens of a `stream` that gets its spans from a budget and names no `sink`: what Xiao et al. 2023 keep."""
 
 Hole = Literal["forget", "refill"]
 """What a later turn does about an evicted hole below its common prefix: run past it, or fill it again."""
@@ -232,6 +237,11 @@ def parse_policy(text: str) -> PolicySpec:
     """The policy that `text` names. Raises SpecError, which lists what is allowed and the nearest name."""
     values: dict[str, Any] = _read_policy(text)
     return PolicySpec(**values)
+
+
+def policy_with(spec: Spec, given: Mapping[str, str]) -> PolicySpec:
+    """The policy that `spec` names, with the options `given` in place of its own. Raises SpecError."""
+    return parse_policy(str(Spec(spec.name, tuple(given.items()), spec.target)))
 
 
 def _read_policy(text: str) -> dict[str, OptionValue]:

@@ -9,15 +9,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from kvtape.planner.grammar import Spec, choose_name
-from kvtape.planner.specs import POLICY_NAMES, PolicySpec, SpecError, parse_policy, parse_spec
+from kvtape.planner.grammar import choose_name
+from kvtape.planner.specs import DEFAULT_SINK, POLICY_NAMES, PolicySpec, SpecError, parse_spec, policy_with
 from kvtape.sim.errors import SimulationError
 from kvtape.sim.world.settings import Settings
 
 __all__ = ["AXES", "Point", "points_of", "read_grid"]
 
 AXES: Final = ("policy", "budget", "slots", "cold_tokens", "block")
-_SINK: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +74,12 @@ def _at(text: str, budget: int | None) -> PolicySpec:
     if own:
         choose_name("policy", spec.name, POLICY_NAMES)
     if own and spec.name == "stream" and "recent" not in given and budget is not None:
-        given.setdefault("sink", str(_SINK))
+        given.setdefault("sink", str(DEFAULT_SINK))
         sink = int(given["sink"]) if given["sink"].isdigit() else 0
         given["recent"] = str(max(1, budget * 3 // 4 - sink))
     elif not (own and spec.name in ("none", "stream")) and "budget" not in given and budget is not None:
         given["budget"] = str(budget)
-    return parse_policy(str(Spec(spec.name, tuple(given.items()), spec.target)))
+    return policy_with(spec, given)
 
 
 def read_grid(path: Path) -> dict[str, list[Any]]:
