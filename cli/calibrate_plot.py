@@ -9,6 +9,7 @@ from math import floor, log10
 from typing import Final
 from xml.sax.saxutils import escape
 
+from kvtape.cli.svg import svg
 from kvtape.sim.costs.model import CostTable, Fit
 
 __all__ = ["calibration_svg"]
@@ -23,16 +24,13 @@ def calibration_svg(costs: CostTable) -> str:
     fits = [(kind, known.fit) for kind, known in costs.kinds.items() if known.fit is not None]
     down = -(-len(fits) // _ACROSS) or 1
     width, height = _GAP + _ACROSS * (_SIDE + _GAP), _GAP + down * (_SIDE + _GAP)
-    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
-        '<rect width="100%" height="100%" fill="#fff"/>',
-        f'<text x="{_GAP}" y="24">{escape(costs.origin.backend)}: recorded (up) against modelled (across), ms</text>',
+    parts = [
+        f'<text x="{_GAP}" y="24">{escape(costs.origin.backend)}: recorded (up) against modelled (across), ms</text>'
     ]
     for i, (kind, fit) in enumerate(fits):
         x, y = _GAP + i % _ACROSS * (_SIDE + _GAP), _GAP + i // _ACROSS * (_SIDE + _GAP)
-        lines += _panel(kind, fit, x, y)
-    return "\n".join([*lines, "</svg>"]) + "\n"
+        parts += _panel(kind, fit, x, y)
+    return svg(width, height, parts)
 
 
 def _panel(kind: str, fit: Fit, x: int, y: int) -> list[str]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Final
-from xml.sax.saxutils import escape
 
 from kvtape.capacity.answer import Answer
 from kvtape.capacity.sizes import size_text
+from kvtape.cli.svg import svg, svg_text
 
 __all__ = ["capacity_svg"]
 
@@ -46,19 +46,15 @@ def capacity_svg(found: Answer) -> str:
     knees = sorted({g.window for g in found.geometry.groups if g.is_windowed and g.count and g.window < n_max})
     contexts = sorted({1, *knees, *(max(1, n_max * i // _POINTS) for i in range(1, _POINTS + 1))})
     frame = _Frame(n_max, max(found.sizing.total_bytes(n_max), found.geometry.bytes(n_max), 1))
-    size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12" fill="none">',
-        '<rect width="100%" height="100%" fill="#fff"/>',
+    parts = [
         *_axes(frame),
         *_legend(found),
         frame.curve(contexts, found.sizing.total_bytes, _ALLOCATED),
         frame.curve(contexts, found.geometry.bytes, _IDEAL, "5 4"),
         *(_mark(frame.x(n), f"window of {n} full", 12, "#888", ' stroke-dasharray="3 3"') for n in knees),
         *_outcome(found, frame),
-        "</svg>",
     ]
-    return "\n".join(lines) + "\n"
+    return svg(_WIDTH, _HEIGHT, parts, fill="none")
 
 
 def _axes(frame: _Frame) -> Iterable[str]:
@@ -66,17 +62,17 @@ def _axes(frame: _Frame) -> Iterable[str]:
     yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" stroke="#444"/>'
     for i in range(_TICKS + 1):
         n, b = frame.n_max * i // _TICKS, frame.b_max * i // _TICKS
-        yield _text(frame.x(n), bottom + 18, str(n), "middle")
-        yield _text(_LEFT - 8, frame.y(b) + 4, size_text(b), "end")
-    yield _text((_LEFT + right) / 2, bottom + 40, "context, tokens", "middle")
+        yield svg_text(frame.x(n), bottom + 18, str(n), "middle")
+        yield svg_text(_LEFT - 8, frame.y(b) + 4, size_text(b), "end")
+    yield svg_text((_LEFT + right) / 2, bottom + 40, "context, tokens", "middle")
 
 
 def _legend(found: Answer) -> Iterable[str]:
     asked = found.question
     title = f"KV cache of {asked.model.arch}, {asked.type_k}/{asked.type_v}, {found.rule.name}"
-    yield _text(_LEFT, 20, title, "start", "#111")
-    yield _text(_LEFT, 40, "allocated", "start", _ALLOCATED)
-    yield _text(_LEFT + 72, 40, "ideal, one sequence", "start", _IDEAL)
+    yield svg_text(_LEFT, 20, title, "start", "#111")
+    yield svg_text(_LEFT, 40, "allocated", "start", _ALLOCATED)
+    yield svg_text(_LEFT + 72, 40, "ideal, one sequence", "start", _IDEAL)
 
 
 def _outcome(found: Answer, frame: _Frame) -> Iterable[str]:
@@ -88,14 +84,10 @@ def _outcome(found: Answer, frame: _Frame) -> Iterable[str]:
         at = frame.y(memory.for_cache)
         yield f'<path d="M{_LEFT} {at:.2f}H{_WIDTH - _RIGHT}" stroke="#a33" stroke-dasharray="2 3"/>'
         text = f"memory for the cache: {size_text(memory.for_cache)}"
-        yield _text(_WIDTH - _RIGHT, at - 5, text, "end", "#a33")
+        yield svg_text(_WIDTH - _RIGHT, at - 5, text, "end", "#a33")
 
 
 def _mark(at: float, text: str, below: int, colour: str, dash: str = "") -> str:
     anchor, shift = ("end", -4) if at > _WIDTH / 2 else ("start", 4)
     line = f'<path d="M{at:.2f} {_TOP}V{_HEIGHT - _BOTTOM}" stroke="{colour}"{dash}/>'
-    return line + _text(at + shift, _TOP + below, text, anchor, colour)
-
-
-def _text(x: float, y: float, text: str, anchor: str, colour: str = "#444") -> str:
-    return f'<text x="{x:.2f}" y="{y:.2f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+    return line + svg_text(at + shift, _TOP + below, text, anchor, colour)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import log2
 from typing import Final
-from xml.sax.saxutils import escape
 
+from kvtape.cli.svg import svg, svg_text
 from kvtape.sim.blocks.sweep import Curve, Point
 
 __all__ = ["curve_svg"]
@@ -39,19 +39,15 @@ def curve_svg(found: Curve) -> str:
     """One line for each policy, the endless cache dashed. Ends in a newline."""
     budgets = sorted({p.budget_blocks for p in found.points}) or [1]
     frame = _Frame(budgets, max([found.ceiling, *(p.hit_rate for p in found.points)]))
-    size = f'width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
     ceiling = frame.y(found.ceiling)
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12" fill="none">',
-        '<rect width="100%" height="100%" fill="#fff"/>',
-        _text(_LEFT, 24, f"hit rate by {found.rules.weighting}, rules: {found.rules.name}", "start", "#111"),
+    parts = [
+        svg_text(_LEFT, 24, f"hit rate by {found.rules.weighting}, rules: {found.rules.name}", "start", "#111"),
         *_axes(frame, budgets),
         f'<path d="M{_LEFT} {ceiling:.2f}H{_WIDTH - _RIGHT}" stroke="#888" stroke-dasharray="4 4"/>',
-        _text(_WIDTH - _RIGHT + 6, ceiling - 4, "endless cache", "start", "#888"),
+        svg_text(_WIDTH - _RIGHT + 6, ceiling - 4, "endless cache", "start", "#888"),
         *_lines(frame, found.points),
-        "</svg>",
     ]
-    return "\n".join(lines) + "\n"
+    return svg(_WIDTH, _HEIGHT, parts, fill="none")
 
 
 def _axes(frame: _Frame, budgets: Sequence[int]) -> Iterable[str]:
@@ -59,13 +55,13 @@ def _axes(frame: _Frame, budgets: Sequence[int]) -> Iterable[str]:
     yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" stroke="#444"/>'
     for i in range(_STEPS + 1):
         rate = frame.top * i / _STEPS
-        yield _text(_LEFT - 8, frame.y(rate) + 4, f"{100 * rate:.0f} %", "end")
+        yield svg_text(_LEFT - 8, frame.y(rate) + 4, f"{100 * rate:.0f} %", "end")
     last = float("-inf")
     for budget in budgets:
         if frame.x(budget) - last >= 52:
             last = frame.x(budget)
-            yield _text(last, bottom + 18, str(budget), "middle")
-    yield _text((_LEFT + right) / 2, bottom + 42, "budget, blocks", "middle")
+            yield svg_text(last, bottom + 18, str(budget), "middle")
+    yield svg_text((_LEFT + right) / 2, bottom + 42, "budget, blocks", "middle")
 
 
 def _lines(frame: _Frame, points: Sequence[Point]) -> Iterable[str]:
@@ -75,8 +71,4 @@ def _lines(frame: _Frame, points: Sequence[Point]) -> Iterable[str]:
         mine = [p for p in points if p.policy == name]
         path = " ".join(f"{frame.x(p.budget_blocks):.2f},{frame.y(p.hit_rate):.2f}" for p in mine)
         yield f'<polyline points="{path}" stroke="{colour}" stroke-width="2"/>'
-        yield _text(_WIDTH - _RIGHT + 6, _TOP + 16 * (i + 1) + 8, name, "start", colour)
-
-
-def _text(x: float, y: float, text: str, anchor: str, colour: str = "#444") -> str:
-    return f'<text x="{x:.2f}" y="{y:.2f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+        yield svg_text(_WIDTH - _RIGHT + 6, _TOP + 16 * (i + 1) + 8, name, "start", colour)
