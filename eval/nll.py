@@ -8,7 +8,7 @@ that no more than `PIECE` dense distributions are held at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ from kvtape.eval.peaks import PeakSink
 from kvtape.eval.targets import Target, World, check_target
 from kvtape.planner.rows import TrialRow
 
-__all__ = ["PIECE", "NllTask", "NllTrack", "check_task", "kl_divergence", "log_softmax", "run_nll"]
+__all__ = ["PIECE", "NllTask", "NllTrack", "check_task", "kl_divergence", "log_softmax", "run_nll", "stretches"]
 
 PIECE = 32
 """Tokens that each session goes on by in its turn: as many as one decode event holds."""
@@ -78,6 +78,14 @@ def log_softmax(logits: Logits) -> LogProbs:
 def kl_divergence(dense: LogProbs, other: LogProbs) -> float:
     """KL(dense || other) of two log-probability vectors, nats; never below 0."""
     return max(0.0, float(np.dot(np.exp(dense), dense - other)))
+
+
+def stretches(n_tokens: int, size: int) -> Iterator[tuple[int, int]]:
+    """[start, stop) of each `size` tokens of a text, but for one of its first token alone, which nothing predicts."""
+    for start in range(0, n_tokens, size):
+        stop = min(start + size, n_tokens)
+        if stop > max(1, start):
+            yield start, stop
 
 
 def check_task(task: NllTask, target: Target, candidates: Sequence[Candidate]) -> None:
@@ -162,12 +170,9 @@ def _force(session: Session, piece: Sequence[int]) -> list[LogProbs]:
 def _rows(lane: _Lane, task: NllTask, world: World) -> list[TrialRow]:
     track = lane.track
     rows = []
-    for start in range(0, len(task.tokens), task.stretch):
-        stop = min(start + task.stretch, len(task.tokens))
+    for start, stop in stretches(len(task.tokens), task.stretch):
         part = slice(max(0, start - 1), stop - 1)
         nll, kl = track.nll[part], track.kl[part]
-        if not nll:
-            continue
         rows.append(
             TrialRow(
                 run_id=world.run_id,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvtape.eval.intervals import batch_means
-from kvtape.eval.nll import NllTrack
+from kvtape.eval.nll import NllTrack, stretches
 
 __all__ = ["BATCH", "nll_rows"]
 
@@ -27,10 +27,8 @@ def nll_rows(tracks: Sequence[NllTrack], n_tokens: int, stretch: int) -> list[di
     for track in tracks:
         rows.append(_row(track, dense, "all", 1, n_tokens))
         if track.absent is None:
-            for start in range(0, n_tokens, stretch):
-                stop = min(start + stretch, n_tokens)
-                if stop > max(1, start):
-                    rows.append(_row(track, dense, f"{start}-{stop}", max(1, start), stop))
+            for start, stop in stretches(n_tokens, stretch):
+                rows.append(_row(track, dense, f"{start}-{stop}", max(1, start), stop))
     return rows
 
 
