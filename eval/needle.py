@@ -147,13 +147,14 @@ def _trial(
     session.set_policy(_dense(policy))
     session.prefill_suffix(prompt.question)
     answer = session.decode(prompt.answer_tokens).tokens
+    said = target.engine.detokenize(answer)
     trial = NeedleTrial(
         backend=target.spec,
         candidate=candidate,
         region=prompt.region,
         seed=prompt.seed,
-        correct=is_correct(prompt.needle, target.engine.detokenize(answer)),
-        said=target.engine.detokenize(answer),
+        correct=is_correct(prompt.needle, said),
+        said=said,
         kept=resident.n_tokens,
         whole_needle=all(t in resident for t in range(prompt.start, prompt.stop)),
         scored=can_score and _had_scores(session, policy) if candidate.wants_scores else None,
