@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AnyModelPath", "AsJson", "LogPath", "ModelPath", "SessionId", "log_place"]
+__all__ = [
+    "AnyModelPath",
+    "AsJson",
+    "BlockTokens",
+    "Chunk",
+    "LogPath",
+    "ModelPath",
+    "NewLog",
+    "SessionId",
+    "Threads",
+    "log_place",
+]
 
 
 def log_place(text: str) -> Path:
@@ -29,3 +40,10 @@ ModelPath = Annotated[
 ]
 AnyModelPath = Annotated[Path | None, typer.Option("--model", metavar="M.gguf", help="Default: the demo model.")]
 SessionId = Annotated[str | None, typer.Option("--session", metavar="S", help="Only this session.", show_default=False)]
+NewLog = Annotated[Path, typer.Option("--out", metavar="NEW", help="The new log; must not exist.", show_default=False)]
+Threads = Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")]
+Chunk = Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="Tokens in one prefill call.")]
+BlockTokens = Annotated[
+    int | None,
+    typer.Option("--block-tokens", metavar="N", min=1, help="Tokens of a block, where they are not the format's."),
+]

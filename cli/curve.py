@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from kvtape.cli.args import AsJson
+from kvtape.cli.args import AsJson, BlockTokens
 
 if TYPE_CHECKING:
     from kvtape.cli.output import Section
@@ -56,10 +56,7 @@ def curve(
     format_name: Annotated[
         str, typer.Option("--format", metavar="NAME", help="Format of a trace: auto, or a name of docs/importing.md.")
     ] = "auto",
-    block_tokens: Annotated[
-        int | None,
-        typer.Option("--block-tokens", metavar="N", min=1, help="Tokens of a block, where they are not the format's."),
-    ] = None,
+    block_tokens: BlockTokens = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="F.svg", help="Write the curves as a picture too.")
     ] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AnyModelPath, AsJson
+from kvtape.cli.args import AnyModelPath, AsJson, Threads
 
 if TYPE_CHECKING:
     from kvtape.backends.protocol import Engine
@@ -44,7 +44,7 @@ QUESTIONS: dict[str, str] = {
 def demo(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where everything is written.")] = Path("demo-out"),
     model: AnyModelPath = None,
-    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")] = 2,
+    threads: Threads = 2,
     as_json: AsJson = False,
 ) -> int:
     """Record a session, replay it on both engines, ask three questions, try six policies and budgets.

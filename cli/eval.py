@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvtape.cli.args import AnyModelPath, AsJson
+from kvtape.cli.args import AnyModelPath, AsJson, Chunk, Threads
 
 __all__ = ["evaluate"]
 
@@ -70,8 +70,8 @@ def evaluate(
             "--n-ctx", metavar="N", min=2, help="Context. Default: what is needed; nll: 256.", show_default=False
         ),
     ] = None,
-    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")] = 1,
-    chunk: Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="Tokens in one prefill call.")] = 512,
+    threads: Threads = 1,
+    chunk: Chunk = 512,
     choose_layers: Annotated[
         bool, typer.Option("--choose-layers", help="Only print which layers find the fact best, on --seeds.")
     ] = False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AsJson
+from kvtape.cli.args import AsJson, BlockTokens
 
 if TYPE_CHECKING:
     from kvtape.traces.importers.importing import ImportResult
@@ -26,10 +26,7 @@ def import_trace(
     format_name: Annotated[
         str, typer.Option("--format", metavar="NAME", help="auto, or a name of docs/importing.md.")
     ] = "auto",
-    block_tokens: Annotated[
-        int | None,
-        typer.Option("--block-tokens", metavar="N", min=1, help="Tokens of a block, where they are not the format's."),
-    ] = None,
+    block_tokens: BlockTokens = None,
     content: Annotated[
         bool, typer.Option("--content", help="Store token ids that the source has (default: keyed hashes only).")
     ] = False,

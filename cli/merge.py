@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvtape.cli.args import AsJson
+from kvtape.cli.args import AsJson, NewLog
 
 __all__ = ["merge"]
 
@@ -16,7 +16,7 @@ def merge(
     logs: Annotated[
         list[Path], typer.Argument(metavar="LOG...", help="Log files and log folders.", show_default=False)
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="NEW", help="The new log; must not exist.", show_default=False)],
+    out: NewLog,
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Write a folder of Parquet files, by day and session, instead.")
     ] = False,

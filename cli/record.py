@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AnyModelPath, AsJson
+from kvtape.cli.args import AnyModelPath, AsJson, Chunk, Threads
 from kvtape.cli.isolation import Deadline, Isolate
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def record(
     cold_bytes: Annotated[
         int, typer.Option("--cold-bytes", metavar="N", min=0, help="Bound its bytes too; 0 for no such bound.")
     ] = 0,
-    threads: Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")] = 1,
-    chunk: Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="Tokens in one prefill call.")] = 512,
+    threads: Threads = 1,
+    chunk: Chunk = 512,
     isolate: Isolate = False,
     deadline: Deadline = None,
     as_json: AsJson = False,

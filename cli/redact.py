@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from kvtape.cli.args import AsJson, LogPath
+from kvtape.cli.args import AsJson, LogPath, NewLog
 
 __all__ = ["redact"]
 
 
 def redact(
     log: LogPath,
-    out: Annotated[Path, typer.Option("--out", metavar="NEW", help="The new log; must not exist.", show_default=False)],
+    out: NewLog,
     as_json: AsJson = False,
 ) -> int:
     """Write a log without token ids and texts, to be given away.
