@@ -114,8 +114,9 @@ def _written(out: str | Path) -> Iterator[None]:
 
 
 def _write_file(pieces: Iterator[bytes], target: Path, chosen: _Format) -> int:
+    taken = LogExists(f"{target}: already there; kvtape writes over nothing, choose another name")
     if target.exists():
-        raise LogExists(f"{target}: already there; kvtape writes over nothing, choose another name")
+        raise taken
     with claimed(target) as fresh:
         with fresh.open("xb") as handle:
             rows = _write(pieces, handle.write, chosen)
@@ -124,7 +125,7 @@ def _write_file(pieces: Iterator[bytes], target: Path, chosen: _Format) -> int:
         try:
             give_name(fresh, target)
         except FileExistsError:
-            raise LogExists(f"{target}: already there; kvtape writes over nothing, choose another name") from None
+            raise taken from None
     return rows
 
 
