@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from kvtape.traces.exporters.requests import PromptRequest
+if TYPE_CHECKING:  # else whoever only draws tokens loads DuckDB
+    from kvtape.traces.exporters.requests import PromptRequest
 
 __all__ = ["block_tokens_of", "surrogate_prompt"]
 
