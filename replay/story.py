@@ -82,7 +82,10 @@ class Story:
 def read_story(
     row: SessionRow, events: Sequence[Event], tokens: Mapping[int, TokensRow], *, surrogate: bool = False
 ) -> Story:
-    """Fold a session and compare its recorded digests. Raises UsageError where token content is missing."""
+    """Fold a session and compare its recorded digests.
+
+    `tokens`: the rows with their token ids, or with surrogates where the log has none. Raises UsageError where an import does not tell which tokens were computed.
+    """
     _require_content(row, events, tokens)
     states: list[ResidencyState] = []
     divergence: Divergence | None = None
@@ -126,11 +129,6 @@ def _require_content(row: SessionRow, events: Sequence[Event], tokens: Mapping[i
         raise UsageError(
             f"session {row.session_id} ({row.backend}) was imported, and its source tells how many tokens were "
             "computed, not which: there is nothing to compute again"
-        )
-    if any(entry.tokens is None for entry in tokens.values()):
-        raise UsageError(
-            f"session {row.session_id}: its tokens are not in the log, so it cannot be replayed on an engine; "
-            "record with --content"
         )
 
 
