@@ -84,7 +84,8 @@ def read_story(
 ) -> Story:
     """Fold a session and compare its recorded digests.
 
-    `tokens`: the rows with their token ids, or with surrogates where the log has none. Raises UsageError where an import does not tell which tokens were computed.
+    `tokens`: the rows with their token ids, or with surrogates where the log has none. Raises UsageError where an
+    import does not tell which tokens were computed.
     """
     _require_content(row, events, tokens)
     states: list[ResidencyState] = []
