@@ -18,16 +18,17 @@ from kvtape.sim.blocks.block_trace import BlockTrace
 from kvtape.sim.blocks.errors import CurveError
 from kvtape.sim.blocks.gathering import Gathering
 from kvtape.traces.database import readable
+from kvtape.traces.hash_tape import HashTape
 from kvtape.traces.reader import Log
 
 __all__ = ["read_log"]
 
 _QUERY = """
-SELECT e.session_id, e.seq, e.at_ns, e.op::VARCHAR AS op, e.start, e.n_tokens, e.reason, e.snapshot_id, e.detail,
-       t.start AS first, t.n_tokens AS brought, t.block_tokens, t.hashes
+SELECT e.session_id, e.seq, e.at_ns, e.op::VARCHAR AS op, e.start, e.stop, e.n_tokens, e.reason, e.snapshot_id,
+       e.detail, t.block_tokens, t.hashes
 FROM events e LEFT JOIN tokens t USING (run_id, session_id, seq)
-WHERE e.run_id = ? AND (t.hashes IS NOT NULL
-    OR e.op IN ('prompt', 'generate', 'decode', 'truncate', 'lost', 'snapshot', 'restore', 'close'))
+WHERE e.run_id = ? AND e.op IN ('prompt', 'generate', 'prefill', 'decode', 'truncate', 'lost', 'snapshot', 'restore',
+    'close')
 ORDER BY e.session_id, e.seq
 """
 
@@ -47,36 +48,12 @@ class _Asked(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Tape:
-    """One session's tape: its length, hashes of whole blocks by number, and of a partial last one by where it ends."""
+class _Session:
+    """The one that is read: its tape, and the prompt that is being computed."""
 
-    session: str
-    length: int = 0
-    blocks: dict[int, int] = field(default_factory=dict)
-    tail: tuple[int, int] | None = None
-    size: int | None = None
-    saved: dict[int, tuple[int, dict[int, int], tuple[int, int] | None]] = field(default_factory=dict)
+    session_id: str
+    tape: HashTape = field(default_factory=HashTape)
     pending: _Asked | None = None
-
-    def brought(self, first: int, n_tokens: int, size: int, ids: list[int]) -> None:
-        self.size = size
-        self.length = max(self.length, first + n_tokens)
-        whole = (first + n_tokens) // size
-        for number, value in enumerate(ids, first // size):
-            if number < whole:
-                self.blocks[number] = value
-            else:
-                self.tail = first + n_tokens, value
-
-    def path(self, length: int) -> list[int]:
-        """Ids of the blocks of the first `length` tokens; none where one of them is not known."""
-        if self.size is None:
-            return []
-        try:
-            ids = [self.blocks[i] for i in range(length // self.size)]
-        except KeyError:
-            return []
-        return [*ids, self.tail[1]] if self.tail is not None and self.tail[0] == length and length % self.size else ids
 
 
 def read_log(log: Log, run_id: str | None = None) -> BlockTrace:
@@ -95,46 +72,39 @@ def read_log(log: Log, run_id: str | None = None) -> BlockTrace:
 
 
 def _prompts(log: Log, run: str) -> Iterator[_Asked]:
-    tape = _Tape("")
+    session = _Session("")
     with readable(log.path):
         for batch in log.connection.sql(_QUERY, params=[run]).to_arrow_reader(65_536):
             for row in batch.to_pylist():
-                if row["session_id"] != tape.session:
-                    yield from _taken(tape)
-                    tape = _Tape(row["session_id"])
-                yield from _follow(tape, row)
-    yield from _taken(tape)
+                if row["session_id"] != session.session_id:
+                    yield from _taken(session)
+                    session = _Session(row["session_id"])
+                yield from _follow(session, row)
+    yield from _taken(session)
 
 
-def _follow(tape: _Tape, row: dict[str, Any]) -> Iterator[_Asked]:
+def _follow(session: _Session, row: dict[str, Any]) -> Iterator[_Asked]:
     """The prompt that the event ends, if it ends one; the tape then knows what the event brought."""
-    op = row["op"]
+    op, size = row["op"], row["block_tokens"]
     ids = _ids(row["hashes"]) if row["hashes"] is not None else None
     if op in _ENDS_A_PROMPT:
-        yield from _taken(tape)
+        yield from _taken(session)
     if op == "prompt":
         n_tokens = row["n_tokens"] + (row["start"] if row["reason"] == "suffix" else 0)
-        asked = _Asked(row["at_ns"], _line(row), tape.session, row["seq"], n_tokens, ids or [], row["block_tokens"])
+        asked = _Asked(row["at_ns"], _line(row), session.session_id, row["seq"], n_tokens, ids or [], size)
         if ids is None:
-            tape.pending = asked
+            session.pending = asked
         else:
             yield asked
-    elif op == "snapshot":
-        tape.saved[row["snapshot_id"]] = (tape.length, dict(tape.blocks), tape.tail)
-    elif op in ("restore", "lost"):
-        tape.length, blocks, tape.tail = tape.saved.get(row["snapshot_id"], (0, {}, None))
-        tape.blocks = dict(blocks)
-    elif op == "truncate":
-        tape.length = row["start"]
-    elif ids is not None:
-        tape.brought(row["first"], row["brought"], row["block_tokens"], ids)
+    session.tape.follow(op, row["start"], row["stop"], row["snapshot_id"], ids, size)
 
 
-def _taken(tape: _Tape) -> Iterator[_Asked]:
+def _taken(session: _Session) -> Iterator[_Asked]:
     """The prompt that was being computed, if all of it got on the tape (a refused one did not) or nothing tells."""
-    asked, tape.pending = tape.pending, None
+    asked, session.pending = session.pending, None
+    tape = session.tape
     if asked is not None and (tape.size is None or tape.length >= asked.n_tokens):
-        yield asked._replace(ids=tape.path(asked.n_tokens), size=tape.size)
+        yield asked._replace(ids=tape.path(asked.n_tokens) or [], size=tape.size)
 
 
 def _line(row: dict[str, Any]) -> int:

@@ -16,9 +16,21 @@ from kvtape.planner.rows import RunRow, SessionRow
 from kvtape.traces.keys import key_path
 from kvtape.traces.recorder import Recorder
 from kvtape.traces.schema import ENUMS, EVENTS, Table
+from kvtape.traces.tape import Tape
 from support.scripted import Script
 
-__all__ = ["KEY", "TickClock", "event", "record_script", "rows_of", "run_row", "script", "session_row", "write_log"]
+__all__ = [
+    "KEY",
+    "TickClock",
+    "event",
+    "hashes_of",
+    "record_script",
+    "rows_of",
+    "run_row",
+    "script",
+    "session_row",
+    "write_log",
+]
 
 KEY = bytes(range(32))
 
@@ -73,6 +85,12 @@ def session_row(session_id: str = "s0", run_id: str = "r0", *, content: bool = T
 def event(seq: int, op: Op = Op.SCORE, session_id: str = "s0", run_id: str = "r0", **columns: Any) -> Event:
     base: dict[str, Any] = {"at_ns": seq, "turn": 0, "generation": 0}
     return Event(run_id=run_id, session_id=session_id, seq=seq, op=op, **(base | columns))
+
+
+def hashes_of(tokens: Sequence[int]) -> list[int]:
+    """What a recorder under `KEY` tells of a tape that has these tokens: a number for each block, a partial one too."""
+    whole = event(0, Op.PREFILL, start=0, stop=len(tokens))
+    return [int(h, 16) for h in Tape(KEY).follow(whole, tokens)]
 
 
 def script(session_id: str = "s0", run_id: str = "r0") -> Script:

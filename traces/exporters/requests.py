@@ -1,7 +1,7 @@
 """The requests of a log with the blocks of their prompts, whether they were recorded here or imported.
 
 An import has the ids of a whole prompt beside its prompt event. A recording has the hash chain of the 32-token blocks
-that each prefill and decode touched; what a prompt was is put together from them, by the tape it was computed on.
+that each prefill and decode touched; what a prompt was is put together from them, by the tape it is on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtape.planner.events import Op
+from kvtape.traces.hash_tape import HashTape
 from kvtape.traces.reader import Log
 from kvtape.traces.schema import quoted_text
 
@@ -40,9 +41,9 @@ def prompt_requests(log: Log, run_id: str) -> list[PromptRequest]:
     """The requests of a run by (time, session, seq)."""
     events = log.sql(
         f"""SELECT e.session_id, e.seq, e.at_ns, e.op, e.turn, e."start", e."stop", e.n_tokens, e.completion_tokens,
-            e.reason, e.detail, t.hashes, t.block_tokens, t.n_tokens FROM events e LEFT JOIN tokens t
+            e.reason, e.snapshot_id, e.detail, t.hashes, t.block_tokens FROM events e LEFT JOIN tokens t
             USING (run_id, session_id, seq) WHERE e.run_id = {quoted_text(run_id)} AND e.op IN ('prompt', 'generate',
-            'prefill', 'decode', 'truncate', 'restore', 'lost') ORDER BY e.session_id, e.seq"""
+            'prefill', 'decode', 'truncate', 'snapshot', 'restore', 'lost') ORDER BY e.session_id, e.seq"""
     )[1]
     found: list[PromptRequest] = []
     session: _Session | None = None
@@ -58,12 +59,11 @@ def prompt_requests(log: Log, run_id: str) -> list[PromptRequest]:
 
 
 class _Session:
-    """Follows one session's events: the hash chain of its tape, and the request that is open."""
+    """Follows one session's events: its tape, and the request that is open."""
 
     def __init__(self, session_id: str) -> None:
         self.id = session_id
-        self._chain: list[int] | None = []
-        self._tail: tuple[int, int] | None = None
+        self._tape = HashTape()
         self._open: dict[str, Any] | None = None
 
     def follow(
@@ -77,10 +77,10 @@ class _Session:
         n_tokens: int | None,
         completion: int | None,
         reason: str | None,
+        snapshot_id: int | None,
         detail: str | None,
         hashes: str | None,
         block_tokens: int | None,
-        n_hashed: int | None,
     ) -> Iterator[PromptRequest]:
         """The request that this event ends, if it does."""
         ids = None if hashes is None else [int(h, 16) for h in json.loads(hashes)]
@@ -88,38 +88,24 @@ class _Session:
             yield from self.ended()
             known = json.loads(detail) if detail else {}
             self._open = {"seq": seq, "at_ns": at_ns, "turn": turn, "n_tokens": n_tokens, "detail": known, "out": None}
-            self._open |= {"hashes": ids, "size": block_tokens if ids is not None else None}
-        elif op in (Op.PREFILL, Op.DECODE) and start is not None and stop is not None:
-            self._extend(start, stop, ids, block_tokens)
+            self._open |= {"hashes": ids, "size": block_tokens, "computing": ids is None}
+            if start == n_tokens:  # no prefill follows
+                self._settle(n_tokens)
+        elif op in (Op.PROMPT, Op.GENERATE) and self._open is not None:
+            self._open["computing"] = False
+        self._tape.follow(op, start, stop, snapshot_id, ids, block_tokens)
+        if op == Op.PREFILL:
             self._settle(stop)
-        elif op in (Op.TRUNCATE, Op.RESTORE, Op.LOST):
-            self._cut(start if op == Op.TRUNCATE else None)
         if completion is not None and self._open is not None:
             self._open["out"] = (self._open["out"] or 0) + completion
 
-    def _extend(self, start: int, stop: int, ids: list[int] | None, size: int | None) -> None:
-        """The chain with the blocks that the event touched; unknown from here on where it has no hashes."""
-        first = start // size if size else 0
-        if ids is None or size is None or self._chain is None or first > len(self._chain):
-            self._chain = self._tail = None
-            return
-        whole = stop // size
-        self._chain = [*self._chain[:first], *ids[: whole - first]]
-        self._tail = (stop, ids[-1]) if stop % size and len(ids) > whole - first else None
-
-    def _settle(self, stop: int) -> None:
-        """Once the tape is as long as the prompt its blocks are known; generated tokens come behind it."""
+    def _settle(self, length: int | None) -> None:
+        """Once the tape is as long as the prompt its blocks are known; what comes behind it is no part of it."""
         request = self._open
-        if request is None or request["hashes"] is not None or stop != request["n_tokens"] or self._chain is None:
+        if request is None or not request["computing"] or length is None or length != request["n_tokens"]:
             return
-        tail = [self._tail[1]] if self._tail is not None and self._tail[0] == stop else []
-        request["hashes"], request["size"] = [*self._chain, *tail], 32
-
-    def _cut(self, length: int | None) -> None:
-        if length is None:
-            self._chain = self._tail = None
-        elif self._chain is not None:
-            self._chain, self._tail = self._chain[: length // 32], None
+        request["hashes"], request["computing"] = self._tape.path(length), False
+        request["size"] = None if request["hashes"] is None else self._tape.size
 
     def ended(self) -> Iterator[PromptRequest]:
         request, self._open = self._open, None
