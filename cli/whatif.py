@@ -113,14 +113,14 @@ def whatif(
 def whatif_body(found: Swept, points: Sequence[Point], base: Settings, costs: CostTable, source: str) -> dict[str, Any]:
     """What `--json` prints."""
     from kvtape.cli.output import report_digest
-    from kvtape.sim.whatif.pareto import OBJECTIVES
+    from kvtape.sim.whatif.pareto import compared
 
     costs_digest = report_digest(costs.to_json())
     config = {"points": [p.settings.as_dict() for p in points], "costs": costs_digest}
     rules = {k: v for k, v in base.rules().items() if k != "slots"}
     return {
         "rows": found.rows,
-        "objectives": list(OBJECTIVES),
+        "objectives": compared(found.rows),
         "rules": rules,
         "assumed": found.assumed,
         "hypothetical": costs.origin.hypothetical,

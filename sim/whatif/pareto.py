@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-__all__ = ["OBJECTIVES", "mark_front"]
+__all__ = ["OBJECTIVES", "Better", "compared", "mark_front"]
 
-OBJECTIVES: Final = (
-    "ttft_p50_ns",
-    "ttft_p95_ns",
-    "tpot_p50_ns",
-    "tpot_p95_ns",
-    "peak_kv_bytes",
-    "recomputed_tokens",
-)
-"""What is compared; less of each is better. Only among the points that serve most turns: times over the turns that a
+Better = Literal["less", "more"]
+
+OBJECTIVES: Final[Mapping[str, Better]] = {
+    "ttft_p50_ns": "less",
+    "ttft_p95_ns": "less",
+    "tpot_p50_ns": "less",
+    "tpot_p95_ns": "less",
+    "peak_kv_bytes": "less",
+    "recomputed_tokens": "less",
+}
+"""What is compared, and which way is better. Only among the points that serve most turns: times over the turns that a
 point did serve say nothing beside times over all of them.
 """
 
 
+def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Better]:
+    """The objectives that some row has a figure for; what this log cannot show counts for nobody."""
+    return {name: way for name, way in OBJECTIVES.items() if any(row.get(name) is not None for row in rows)}
+
+
 def mark_front(rows: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """For each row whether it is on the front. A row without all figures is not; equal rows are both.
+    """For each row whether it is on the front. A row without all figures compared is not; equal rows are both.
 
     `not_served` of a row: turns that were refused, unserved or cut short.
     """
     least = min((row["not_served"] for row in rows if row.get("not_served") is not None), default=0)
-    values = [_figures(row) if row.get("not_served") == least else None for row in rows]
+    objectives = compared(rows)
+    values = [_figures(row, objectives) if row.get("not_served") == least else None for row in rows]
     there = [v for v in values if v is not None]
     return [v is not None and not any(_dominates(other, v) for other in there) for v in values]
 
 
-def _figures(row: Mapping[str, Any]) -> tuple[float, ...] | None:
-    found = [row.get(name) for name in OBJECTIVES]
-    return None if any(f is None for f in found) else tuple(float(f) for f in found if f is not None)
+def _figures(row: Mapping[str, Any], objectives: Mapping[str, Better]) -> tuple[float, ...] | None:
+    """Less of each is better; None where one is missing."""
+    found = [row.get(name) for name in objectives]
+    if not found or any(f is None for f in found):
+        return None
+    return tuple(float(f if way == "less" else -f) for f, way in zip(found, objectives.values(), strict=True))
 
 
 def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:

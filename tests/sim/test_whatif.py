@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvtape.backends.session import Session
 from kvtape.planner.specs import SpecError
 from kvtape.sim.errors import SimulationError
 from kvtape.sim.whatif.grid import points_of, read_grid
-from kvtape.sim.whatif.pareto import OBJECTIVES, mark_front
+from kvtape.sim.whatif.pareto import OBJECTIVES, Better, compared, mark_front
 from kvtape.sim.whatif.sweep import sweep
 from kvtape.sim.world.reading import read_scripts
 from kvtape.sim.world.script import Script
@@ -103,16 +103,36 @@ def test_rows_are_the_same_for_any_number_of_workers(scripts: tuple[Script, ...]
 FIGURES = st.fixed_dictionaries({name: st.integers(0, 3) for name in ("not_served", *OBJECTIVES)})
 
 
-@settings(deadline=None)
-@given(st.lists(FIGURES | st.just({}), min_size=1, max_size=9))
-def test_the_front_is_what_nothing_beats_among_those_that_serve_most(rows: list[dict[str, Any]]) -> None:
+@pytest.fixture(params=["less", "more"])
+def better(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Better:
+    """The second objective, turned round in one of two runs."""
+    monkeypatch.setitem(cast("dict[str, Better]", OBJECTIVES), "ttft_p95_ns", request.param)
+    return cast("Better", request.param)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(FIGURES | st.just({}), min_size=1, max_size=9))
+def test_the_front_is_what_nothing_beats_among_those_that_serve_most(
+    better: Better, rows: list[dict[str, Any]]
+) -> None:
+    def no_worse(one: dict[str, Any], other: dict[str, Any], name: str) -> bool:
+        return bool(one[name] >= other[name] if OBJECTIVES[name] == "more" else one[name] <= other[name])
+
     marks = mark_front(rows)
     least = min((row["not_served"] for row in rows if row), default=0)
     rivals = [row for row in rows if row and row["not_served"] == least]
     for row, on_front in zip(rows, marks, strict=True):
-        beaten = any(all(other[k] <= row[k] for k in OBJECTIVES) and other != row for other in rivals if row in rivals)
+        beaten = any(all(no_worse(o, row, k) for k in OBJECTIVES) and o != row for o in rivals if row in rivals)
         assert on_front == (row in rivals and not beaten)
     assert any(marks) == any(rows)
+
+
+def test_what_no_row_has_a_figure_for_is_not_compared() -> None:
+    rows = [{"not_served": 0, **dict.fromkeys(OBJECTIVES, n), "tpot_p95_ns": None} for n in (1, 2)]
+    assert compared(rows) == {name: way for name, way in OBJECTIVES.items() if name != "tpot_p95_ns"}
+    assert mark_front(rows) == [True, False]
+    rows[1]["tpot_p95_ns"] = 5
+    assert mark_front(rows) == [False, True]
 
 
 def test_a_grid_file_has_the_lists(tmp_path: Path) -> None:
