@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from kvtape.planner.plan_errors import BadScore
 from kvtape.planner.table import Floats, Ints
 
 __all__ = [
+    "DENSE",
     "MassHistory",
     "Norm",
     "ScoreKind",
@@ -35,6 +36,10 @@ __all__ = [
 ScoreKind = Literal["accumulated", "window", "probe"]
 """`accumulated`: every query since the session began. `window`: the last `queries` tokens. `probe`: tokens that the
 caller names, for instance the question."""
+
+DENSE: Final = "dense"
+"""Reason of a score event that no policy asked for: every query over the whole tape, measured by a pass beside the
+session, which changes nothing in it and takes none of its time."""
 
 Norm = Literal["sum", "mean"]
 """`sum`: mass as accumulated, which favours whatever has been there longest. `mean`: mass over the number of queries

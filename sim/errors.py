@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtape.backends.errors import KvtapeError, UsageError
 
-__all__ = ["CostsError", "SimulationError", "Stalled", "WorkloadError"]
+__all__ = ["CostsError", "NoAttention", "SimulationError", "Stalled", "WorkloadError"]
 
 
 class SimulationError(UsageError):
@@ -13,6 +13,10 @@ class SimulationError(UsageError):
 
 class CostsError(SimulationError):
     """A cost model that is damaged, of another model, or says nothing of what is asked."""
+
+
+class NoAttention(SimulationError):
+    """A log without the attention that is asked for, or with a gap in it."""
 
 
 class WorkloadError(SimulationError):
