@@ -83,7 +83,9 @@ def whatif(
     from kvtape.cli.output import emit
     from kvtape.cli.progress import progress
     from kvtape.sim.costs.model import read_costs
+    from kvtape.sim.whatif.executors import Serial
     from kvtape.sim.whatif.grid import points_of, read_grid
+    from kvtape.sim.whatif.processes import Processes
     from kvtape.sim.whatif.sweep import sweep
 
     flags = {"policy": policy, "budget": budget, "slots": slots, "cold_tokens": cold_tokens, "block": block}
@@ -103,8 +105,9 @@ def whatif(
     points = points_of(axes, base)
     table = read_costs(costs)
     scripts, source, trained = workload(log, n_ctx_train)
+    executor = Processes(workers) if workers > 1 else Serial()
     with progress("simulating") as shown:
-        found = sweep(scripts, table, points, n_ctx_train=trained, workers=workers, progress=shown.update)
+        found = sweep(scripts, table, points, n_ctx_train=trained, executor=executor, progress=shown.update)
     body = whatif_body(found, points, base, table, source)
     emit("whatif", body, whatif_sections(body), as_json=as_json)
     return 0

@@ -31,6 +31,11 @@ class Point:
     settings: Settings
     error: str | None = None
 
+    def __str__(self) -> str:
+        s = self.settings
+        said = {"budget": self.budget, "slots": s.slots, "cold_tokens": s.cold_tokens, "block": s.block}
+        return ", ".join([self.policy, *(f"{name} {value}" for name, value in said.items() if value is not None)])
+
 
 def points_of(axes: Mapping[str, Sequence[Any]], base: Settings) -> list[Point]:
     """Every combination of `axes`, in their order, on the machine of `base`; equal ones once.

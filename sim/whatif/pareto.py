@@ -41,10 +41,9 @@ def mark_front(rows: Sequence[Mapping[str, Any]]) -> list[bool]:
 
 def _figures(row: Mapping[str, Any], objectives: Mapping[str, Better]) -> tuple[float, ...] | None:
     """Less of each is better; None where one is missing."""
-    found = [row.get(name) for name in objectives]
-    if not found or any(f is None for f in found):
-        return None
-    return tuple(float(f if way == "less" else -f) for f, way in zip(found, objectives.values(), strict=True))
+    signs = [1 if way == "less" else -1 for way in objectives.values()]
+    found = [sign * row[name] for name, sign in zip(objectives, signs, strict=True) if row.get(name) is not None]
+    return tuple(found) if found and len(found) == len(signs) else None
 
 
 def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:

@@ -15,6 +15,7 @@ from kvtape.planner.specs import SpecError
 from kvtape.sim.errors import SimulationError
 from kvtape.sim.whatif.grid import points_of, read_grid
 from kvtape.sim.whatif.pareto import OBJECTIVES, Better, compared, mark_front
+from kvtape.sim.whatif.processes import Processes
 from kvtape.sim.whatif.sweep import sweep
 from kvtape.sim.world.reading import read_scripts
 from kvtape.sim.world.script import Script
@@ -95,7 +96,7 @@ def test_rows_are_the_same_for_any_number_of_workers(scripts: tuple[Script, ...]
     points = points_of(axes, Settings(arrivals="closed"))
     seen: list[tuple[int, int]] = []
     alone = sweep(scripts, COSTS, points, progress=lambda done, total: seen.append((done, total)))
-    assert sweep(scripts, COSTS, points, workers=3) == alone
+    assert sweep(scripts, COSTS, points, executor=Processes(3)) == alone
     assert seen == [(i + 1, 6) for i in range(6)]
     assert any(row["pareto"] for row in alone.rows)
 
