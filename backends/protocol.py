@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ __all__ = [
     "AttentionMass",
     "Backend",
     "Choose",
+    "Clairvoyant",
     "Clock",
     "Computed",
     "DecodeRun",
@@ -223,6 +224,14 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free the native context. Idempotent."""
+
+
+@runtime_checkable
+class Clairvoyant(Protocol):
+    """What a backend can do beside the others whose session's future is known, because it is a recording."""
+
+    def later_mass(self) -> AttentionMass:
+        """What all queries that are still to come will pay to the rows that are resident now; all layers."""
 
 
 class Engine(Protocol):

@@ -2,7 +2,7 @@
 
 The Session, the planner and the events are those of a live run; what an operation costs comes from a `CostModel`,
 and the time passes on a `Timeline`. Logits are empty: whoever decodes chooses the tokens. A decode costs one price
-for all its tokens, however many there are.
+for all its tokens, however many there are. Attention scores come from an `Attention`, or there are none.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from kvtape.backends.errors import (
     UnsupportedOperation,
     UsageError,
 )
+from kvtape.backends.modelled.attention import Attention
 from kvtape.backends.modelled.blob import pack, unpack
 from kvtape.backends.modelled.shape import Shape
 from kvtape.backends.modelled.work import CostModel, Timeline, Work, WorkKind
@@ -42,12 +43,14 @@ class ModelledBackend:
     name = "modelled"
     engine_version = "1"
 
-    def __init__(self, shape: Shape, costs: CostModel, timeline: Timeline) -> None:
+    def __init__(self, shape: Shape, costs: CostModel, timeline: Timeline, attention: Attention | None = None) -> None:
+        if shape.capabilities.attention_scores and attention is None:
+            raise UsageError("a modelled engine computes no attention: it has attention_scores only from a recording")
         self.facts = shape.facts
         self.config = shape.config
         self.n_ctx = shape.n_ctx
         self.capabilities = shape.capabilities
-        self._shape, self._costs, self._time = shape, costs, timeline
+        self._shape, self._costs, self._time, self._attention = shape, costs, timeline, attention
         self._layout: Layout = ()
         self._rows = 0
         self._turned = 0
@@ -68,7 +71,7 @@ class ModelledBackend:
         n = len(tokens)
         self._check_computing(tokens, n)
         grown = self._with_rows(tape_start, n, lay.next_cache_position(self._layout))
-        return self._compute("prefill", grown, n)
+        return self._compute("prefill", grown, n, RangeSet([(tape_start, tape_start + n)]))
 
     def decode_until(self, n: int, limit: int, tape_start: int, logits: Logits, choose: Choose) -> DecodeRun:
         """As the protocol says, with `choose` asked for all tokens first and their time taken at once."""
@@ -84,6 +87,7 @@ class ModelledBackend:
             at = lay.next_cache_position(self._layout)
             grown = self._with_rows(tape_start, len(tokens), at)
             self._pay("decode", len(tokens))
+            self._attend(RangeSet([(tape_start, tape_start + len(tokens))]), self._layout)
             self._set(grown)
         if len(tokens) < wanted:
             return DecodeRun(tokens, _NO_LOGITS, len(tokens), "chosen_none")
@@ -93,7 +97,8 @@ class ModelledBackend:
         self._begin()
         self._need("refill", "recompute_range")
         self._check_computing(tokens, len(tokens))
-        return self._compute("refill", self._with_rows(start, len(tokens), cache_start), len(tokens))
+        grown = self._with_rows(start, len(tokens), cache_start)
+        return self._compute("refill", grown, len(tokens), RangeSet([(start, start + len(tokens))]))
 
     def rebuild(self, ranges: RangeSet, tokens: Sequence[int]) -> Computed:
         self._begin()
@@ -104,13 +109,23 @@ class ModelledBackend:
         self._check_tokens(tokens)
         self._check_cancelled()
         self._rows = self._turned = 0
-        return self._compute("rebuild", lay.rank_layout(ranges), len(tokens))
+        self._layout = ()
+        if self._attention is not None:
+            self._attention.cut(ranges.ranges[-1].stop if ranges else 0)
+        return self._compute("rebuild", lay.rank_layout(ranges), len(tokens), ranges)
 
-    def _compute(self, kind: WorkKind, grown: Layout, n: int) -> Computed:
+    def _compute(self, kind: WorkKind, grown: Layout, n: int, queries: RangeSet) -> Computed:
         if n:
             self._pay(kind, n)
+        self._attend(queries, self._layout, again=kind != "prefill")
         self._set(grown)
         return Computed(_NO_LOGITS, -(-n // self.config.chunk), n)
+
+    def _attend(self, queries: RangeSet, before: Layout, *, again: bool = False) -> None:
+        if self._attention is not None:
+            for r in queries:
+                self._attention.computed(r.start, r.stop, before, again=again)
+                before = lay.append(before, r.start, len(r), lay.next_cache_position(before))
 
     # -- surgery --------------------------------------------------------------------------------------------------
 
@@ -127,6 +142,8 @@ class ModelledBackend:
         self._need("truncate", "remove_tail" if tail else "remove_middle")
         self._pay("truncate", self._rows - left)
         self._set(kept)
+        if self._attention is not None:
+            self._attention.cut(tape_stop)
 
     def evict(self, start: int, stop: int) -> None:
         self._begin()
@@ -192,20 +209,33 @@ class ModelledBackend:
     # -- looking --------------------------------------------------------------------------------------------------
 
     def score(self, tokens: Sequence[int], tape_start: int, layers: Sequence[int] | None = None) -> AttentionMass:
-        """Always refuses: attention that nobody computed is not made up."""
-        raise UnsupportedOperation("score", "a modelled engine computes no attention")
+        """As the protocol says, for the tape's last tokens; a probe is refused: nobody recorded what it looked at."""
+        source = self._scores("score")
+        self._check_computing(tokens, len(tokens))
+        end = max((s.tape_stop for s in self._layout), default=0)
+        if tape_start + len(tokens) != end:
+            raise UnsupportedOperation("score", "a recording has the attention of what was on the tape, of no probe")
+        measured = source.window(tape_start, end, layers, self._layout)
+        self._pay("score", len(tokens))
+        return measured
 
     def take_mass(self) -> AttentionMass:
-        """Always refuses, as `score`."""
-        raise UnsupportedOperation("take_mass", "a modelled engine computes no attention")
+        """As the protocol says."""
+        measured = self._scores("take_mass").taken(self._layout)
+        self._pay("score", 0)
+        return measured
 
-    def books(self) -> Layout:
-        self._begin()
-        return self._layout
+    def later_mass(self) -> AttentionMass:
+        """See `protocol.Clairvoyant`. Takes no time: no engine could do it."""
+        return self._scores("later_mass").later(self._layout)
 
     def witness(self) -> Witness:
         """Always refuses: there is no memory to read."""
         raise UnsupportedOperation("witness", "a modelled engine has no memory; replay on a real one")
+
+    def books(self) -> Layout:
+        self._begin()
+        return self._layout
 
     def kv_bytes(self) -> dict[str, int]:
         self._begin()
@@ -218,6 +248,12 @@ class ModelledBackend:
         self._closed = True
 
     # -- the books ------------------------------------------------------------------------------------------------
+
+    def _scores(self, operation: str) -> Attention:
+        self._begin()
+        self._need(operation, "attention_scores")
+        assert self._attention is not None
+        return self._attention
 
     def _begin(self) -> None:
         if self._closed:

@@ -30,7 +30,5 @@ class Shape:
             raise UsageError(f"a modelled context of {self.n_ctx} tokens; it needs at least 2")
         if self.config.chunk < 1:
             raise UsageError(f"a modelled chunk of {self.config.chunk} tokens; it needs at least 1")
-        if self.capabilities.attention_scores:
-            raise UsageError("a modelled engine computes no attention, so it has no attention_scores")
         if self.row_bytes < 0:
             raise UsageError(f"{self.row_bytes} bytes for a row of KV; it cannot be negative")

@@ -142,7 +142,7 @@ class AttentionMap:
 
         Raises SimulationError where the turn took tokens back and went on with others: two paths of that length.
         """
-        kept, forked = self._fold(turn)
+        kept, forked = _fold([p for p in self.pieces if p.turn <= turn], turn)
         if forked is not None and length > forked:
             raise SimulationError(
                 f"session {self.session_id} turn {turn}: from tape position {forked} on the turn went on twice, after "
@@ -150,24 +150,29 @@ class AttentionMap:
             )
         return AttentionPath(self.session_id, self.layers, kept, length)
 
+    def path_before(self, seq: int, length: int) -> AttentionPath:
+        """What is in force of a tape of `length` tokens before the log's event `seq`: one path, whatever a turn did."""
+        kept, _ = _fold([p for p in self.pieces if p.seq < seq])
+        return AttentionPath(self.session_id, self.layers, kept, length)
+
     def complete(self, turn: int, length: int) -> bool:
         """Whether every query of the tape of `length` tokens with which the turn ended was measured."""
-        return AttentionPath(self.session_id, self.layers, self._fold(turn)[0], length).complete
+        kept, _ = _fold([p for p in self.pieces if p.turn <= turn])
+        return AttentionPath(self.session_id, self.layers, kept, length).complete
 
-    def _fold(self, turn: int) -> tuple[list[Piece], int | None]:
-        """The pieces in force at the turn's end; and where the turn first gave up queries that were its own."""
-        kept: list[Piece] = []
-        forked: int | None = None
-        for piece in self.pieces:
-            if piece.turn > turn:
-                break
-            while kept and kept[-1].stop > piece.start:
-                gone = kept.pop()
-                if gone.turn == turn:
-                    forked = piece.start if forked is None else min(forked, piece.start)
-            if (kept[-1].stop if kept else 0) == piece.start:
-                kept.append(piece)
-        return kept, forked
+
+def _fold(pieces: Sequence[Piece], turn: int | None = None) -> tuple[list[Piece], int | None]:
+    """The pieces in force behind the last of them; and where `turn` first gave up queries that were its own."""
+    kept: list[Piece] = []
+    forked: int | None = None
+    for piece in pieces:
+        while kept and kept[-1].stop > piece.start:
+            gone = kept.pop()
+            if gone.turn == turn:
+                forked = piece.start if forked is None else min(forked, piece.start)
+        if (kept[-1].stop if kept else 0) == piece.start:
+            kept.append(piece)
+    return kept, forked
 
 
 def _common_borders(pieces: Sequence[Piece], stop: int) -> Ints:

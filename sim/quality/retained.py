@@ -43,14 +43,26 @@ class Weighed:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The queries `[start, stop)`, computed in one operation over the rows of `ranges` `[n, 2]` and their own.
+    """The queries `[start, stop)`, computed in one operation over the rows of `ranges` and their own.
 
-    `ranges`: resident tape ranges before the operation, ascending and disjoint.
+    `ranges` int64 `[n, 2]`: resident tape ranges before them, ascending and disjoint.
     """
 
     start: int
     stop: int
     ranges: Ints
+
+    @property
+    def n_rows(self) -> int:
+        """What was resident when the last of them was computed, itself included."""
+        return int((self.ranges[:, 1] - self.ranges[:, 0]).sum()) + self.stop - self.start
+
+    def part(self, start: int, stop: int) -> Seen:
+        """Of these queries those of `[start, stop)`; for them the ones before `start` are rows like others."""
+        first = max(self.start, start)
+        own = np.array([[self.start, first]], dtype=np.int64)
+        ranges = np.concatenate((self.ranges, own)) if first > self.start else self.ranges
+        return Seen(first, min(self.stop, stop), ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +108,7 @@ def _covered(piece: Weighed, seen: Seen) -> tuple[Ints, Ints]:
     """int64 `[chunks]` each: how many keys of each chunk these queries could have seen, and how many were there."""
     starts, stops = np.minimum(piece.starts, seen.stop), np.minimum(piece.stops, seen.stop)
     own = np.array([[seen.start, seen.stop]], dtype=np.int64)
-    ranges = np.concatenate((seen.ranges, own)) if seen.ranges.size else own
+    ranges = np.concatenate((seen.ranges, own))
     return stops - starts, _count_below(ranges, stops) - _count_below(ranges, starts)
 
 

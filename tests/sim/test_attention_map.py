@@ -123,3 +123,14 @@ def test_a_piece_that_does_not_cover_the_tape_before_it_is_refused() -> None:
     ):
         with pytest.raises(SimulationError, match="does not cover"):
             AttentionMap("s0", (0, 1), (bad,))
+
+
+def test_the_path_before_an_event_is_one_whatever_the_turn_did() -> None:
+    weights, other = causal_weights(12, seed=1), causal_weights(12, seed=2)
+    side = pieces(weights, 0, 8, seq=0), pieces(weights, 8, 12, seq=5), pieces(other, 8, 12, seq=9)
+    there = AttentionMap("s0", (0, 1), tuple(p for group in side for p in group))
+    assert there.path_before(9, 12).pieces == (*side[0], *side[1])
+    assert there.path_before(10, 12).pieces == (*side[0], *side[2])
+    assert there.path_before(5, 12).covered == 8
+    with pytest.raises(SimulationError, match="went on twice"):
+        there.path(1, 12)
