@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kvtape.backends.errors import UnsupportedOperation, UsageError
-from kvtape.backends.protocol import Backend
+from kvtape.backends.protocol import Backend, Clairvoyant
 from kvtape.planner.events import Way
 from kvtape.planner.specs import PolicySpec
 
-__all__ = ["check_policy", "may_recompute"]
+__all__ = ["check_policy", "may_recompute", "require_clairvoyant"]
 
 
 def may_recompute(backend: Backend, evict_by: str, allowed: bool | None = None) -> bool:
@@ -31,9 +31,21 @@ def check_policy(
     ways = policy.ways(backend.capabilities, may_recompute(backend, evict_by, allow_recompute))
     if not policy.evicts:
         return
+    if policy.score_request is not None and policy.score_request.kind == "later":
+        require_clairvoyant(backend)
     if policy.positions == "rebased" and not ways:
         why = backend.refusal("position_shift") or backend.refusal("remove_middle") or "no way to carry it out"
         raise UnsupportedOperation(f"positions=rebased on {backend.name}", why)
     if evict_by == "recompute" and Way.RECOMPUTE not in ways:
         why = backend.refusal("recompute_range") or "allow_recompute is off"
         raise UnsupportedOperation(f"evicting by recompute on {backend.name}", why)
+
+
+def require_clairvoyant(backend: Backend) -> Clairvoyant:
+    """`backend`, if what is still to come is known to it. Raises UnsupportedOperation where it is not."""
+    if not isinstance(backend, Clairvoyant):
+        raise UnsupportedOperation(
+            f"policy opt on {backend.name}",
+            "it knows what later tokens attend to, which only a recording does: kvtape simulate, kvtape whatif",
+        )
+    return backend

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvtape.backends.carried import taken
 from kvtape.backends.errors import UnsupportedOperation
+from kvtape.backends.feasible import require_clairvoyant
 from kvtape.backends.parts import Parts
 from kvtape.backends.protocol import AttentionMass
 from kvtape.planner.blocks import Block
@@ -17,7 +18,7 @@ from kvtape.planner.rows import ScoreRow
 from kvtape.planner.scores import ScoreRequest, pool_scores, score_blocks, sum_blocks, sum_layers
 from kvtape.planner.specs import PolicySpec
 
-__all__ = ["follow", "probe", "scored"]
+__all__ = ["finite", "follow", "probe", "score_rows", "scored"]
 
 
 def scored(parts: Parts, blocks: Sequence[Block]) -> Sequence[Block]:
@@ -32,7 +33,7 @@ def scored(parts: Parts, blocks: Sequence[Block]) -> Sequence[Block]:
         return blocks if parts.probed is None else _on_blocks(parts, blocks, request, parts.probed)
     began = parts.now()
     try:
-        measured = _finite(taken(parts) if request.kind == "accumulated" else _window(parts, request))
+        measured = finite(_measured(parts, request))
     except UnsupportedOperation as err:
         # The plan then goes without scores and says so; why is on record.
         parts.journal.emit(Op.REFUSE, began, error_class=type(err).__name__, reason=f"score: {err}")
@@ -47,7 +48,7 @@ def probe(parts: Parts, tokens: Sequence[int]) -> AttentionMass:
     began = parts.now()
     request = parts.policy.score_request
     layers = request.layers if request is not None and request.kind == "probe" else None
-    measured = _finite(parts.backend.score(tokens, len(parts.tape), layers))
+    measured = finite(parts.backend.score(tokens, len(parts.tape), layers))
     _record(parts, "probe", measured, began, blocks)
     parts.probed = measured
     return measured
@@ -62,10 +63,19 @@ def follow(parts: Parts, policy: PolicySpec) -> None:
         parts.probed = None
 
 
-def _finite(measured: AttentionMass) -> AttentionMass:
+def finite(measured: AttentionMass) -> AttentionMass:
+    """`measured` as it is. Raises UnsupportedOperation where it has numbers that are none."""
     if not (np.isfinite(measured.mass).all() and np.isfinite(measured.peak).all()):
         raise UnsupportedOperation("score", "what the engine computed as attention is not finite")
     return measured
+
+
+def _measured(parts: Parts, request: ScoreRequest) -> AttentionMass:
+    if request.kind == "accumulated":
+        return taken(parts)
+    if request.kind == "later":
+        return require_clairvoyant(parts.backend).later_mass()
+    return _window(parts, request)
 
 
 def _window(parts: Parts, request: ScoreRequest) -> AttentionMass:
@@ -102,12 +112,12 @@ def _record(parts: Parts, kind: str, measured: AttentionMass, began: int, blocks
         reason=kind,
         elapsed_ns=parts.now() - began,
         detail=json.dumps({"layers": list(measured.layers), "queries": measured.n_queries}),
-        score_rows=_score_rows(parts, measured, blocks),
+        score_rows=score_rows(parts, measured, blocks),
     )
 
 
-def _score_rows(parts: Parts, measured: AttentionMass, blocks: Sequence[Block]) -> list[ScoreRow]:
-    """One row for each resident block of which at least one token was measured; what was not measured has none."""
+def score_rows(parts: Parts, measured: AttentionMass, blocks: Sequence[Block]) -> list[ScoreRow]:
+    """One row of the next event for each block of which a token was measured; what was not measured has none."""
     if not blocks:
         return []
     both = np.stack((measured.mass, measured.peak)).astype(np.float64)

@@ -47,6 +47,7 @@ OPTIONS: dict[str, dict[str, Option]] = {
     "h2o": {**_BUDGET, "recent": Option(int, REQUIRED, (1, None)), **_NORM, **_LAYERS, **_RANKED},
     "snapkv": {**_BUDGET, **_WINDOW, "queries": Option(str, "window", ("window", "probe")), **_LATE, **_RANKED},
     "tova": {**_BUDGET, **_LATE, **_RANKED},
+    "opt": {**_BUDGET, **_LAYERS, **_RANKED},
     "random": {**_BUDGET, "seed": Option(int, REQUIRED, (0, None)), **_RANKED},
     "user": {
         **_BUDGET,

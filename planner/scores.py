@@ -33,9 +33,9 @@ __all__ = [
     "sum_layers",
 ]
 
-ScoreKind = Literal["accumulated", "window", "probe"]
+ScoreKind = Literal["accumulated", "window", "probe", "later"]
 """`accumulated`: every query since the session began. `window`: the last `queries` tokens. `probe`: tokens that the
-caller names, for instance the question."""
+caller names, for instance the question. `later`: every query that is still to come, which only a recording knows."""
 
 DENSE: Final = "dense"
 """Reason of a score event that no policy asked for: every query over the whole tape, measured by a pass beside the

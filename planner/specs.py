@@ -139,9 +139,8 @@ class PolicySpec:
     @property
     def score_request(self) -> ScoreRequest | None:
         """What has to be measured before each plan; None for a policy that looks at no scores."""
-        kind: str = {"h2o": "accumulated", "tova": "window", "snapkv": self.queries, "user": self.scores}.get(
-            self.name, "none"
-        )
+        kinds = {"h2o": "accumulated", "tova": "window", "opt": "later", "snapkv": self.queries, "user": self.scores}
+        kind: str = kinds.get(self.name, "none")
         if kind == "none":
             return None
         asking = 1 if self.name == "tova" else self.window

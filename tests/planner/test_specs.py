@@ -256,22 +256,22 @@ def test_the_canonical_text_names_the_policy(
         (
             "strem:sink=4,recent=8",
             (
-                "unknown policy 'strem', did you mean 'stream'? allowed: class, h2o, none, random, snapkv, stream, "
+                "unknown policy 'strem', did you mean 'stream'? allowed: class, h2o, none, opt, random, snapkv, stream, "
                 "tova, or module:function"
             ),
         ),
         (
             "Stream:sink=4,recent=8",
             (
-                "unknown policy 'Stream', did you mean 'stream'? allowed: class, h2o, none, random, snapkv, stream, "
+                "unknown policy 'Stream', did you mean 'stream'? allowed: class, h2o, none, opt, random, snapkv, stream, "
                 "tova, or module:function"
             ),
         ),
+        ("opt", "opt needs budget=; allowed: block, budget, every, grace, heads, hole, layers, "),
         (
-            "opt:budget=64",
-            "unknown policy 'opt'; allowed: class, h2o, none, random, snapkv, stream, tova, or module:function",
+            "user",
+            "unknown policy 'user'; allowed: class, h2o, none, opt, random, snapkv, stream, tova, or module:function",
         ),
-        ("user", "unknown policy 'user'; allowed: class, h2o, none, random, snapkv, stream, tova, or module:function"),
         ("nopkg.mod:keep,budget=9", "policy 'nopkg.mod:keep': no module 'nopkg'; put its folder on PYTHONPATH"),
         ("json:nothing,budget=9", "policy 'json:nothing': module 'json' has no function 'nothing'"),
         (
