@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-__all__ = ["ManualClock", "MonotonicClock"]
+if TYPE_CHECKING:
+    from kvtape.backends.protocol import Clock
+
+__all__ = ["ManualClock", "MonotonicClock", "StoppableClock"]
 
 
 class MonotonicClock:
@@ -24,3 +30,26 @@ class ManualClock:
     def now_ns(self) -> int:
         self._now += self._step
         return self._now
+
+
+class StoppableClock:
+    """Another clock, without the time that passed while this one was stopped."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._left_out = 0
+        self._stopped_at: int | None = None
+
+    def now_ns(self) -> int:
+        now = self._clock.now_ns() if self._stopped_at is None else self._stopped_at
+        return now - self._left_out
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stand still while the body runs. Not to be nested, nor shared by sessions that run at the same time."""
+        began = self._stopped_at = self._clock.now_ns()
+        try:
+            yield
+        finally:
+            self._stopped_at = None
+            self._left_out += self._clock.now_ns() - began

@@ -23,6 +23,7 @@ from kvtape.backends.errors import (
 from kvtape.backends.exclusive import Exclusive
 from kvtape.backends.parts import Parts
 from kvtape.backends.protocol import AttentionMass
+from kvtape.backends.shadow import Shadow
 from kvtape.planner.blocks import BlockError
 from kvtape.planner.events import Op
 from kvtape.planner.plan import PlanError
@@ -57,8 +58,9 @@ _TAKEN_BACK = {Cancelled: "cancelled", ChoiceFailed: "choice_failed", ContextOve
 class GuardedSession:
     """The part of `Session` that knows how an operation may end."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, shadow: Shadow | None = None) -> None:
         self._parts = parts
+        self._shadow = shadow
         self._exclusive = Exclusive()
         self._fatal: SessionFatal | None = None
         self._closed = False
@@ -68,6 +70,8 @@ class GuardedSession:
     def cancel(self) -> None:
         """Ask the running operation to stop, from any thread; it raises Cancelled."""
         self._parts.backend.cancel()
+        if self._shadow is not None:
+            self._shadow.cancel()
 
     @property
     def fatal(self) -> SessionFatal | None:
@@ -97,6 +101,8 @@ class GuardedSession:
     def _operation(self, name: str) -> Iterator[None]:
         with self._exclusive.hold(name), self._guarded(name):
             yield
+            if self._shadow is not None:
+                self._shadow.follow(self._parts, computed=name != "restore")
 
     @contextmanager
     def _guarded(self, name: str) -> Iterator[None]:
@@ -154,6 +160,8 @@ class GuardedSession:
             return
         self._released = True
         self._parts.backend.close()
+        if self._shadow is not None:
+            self._shadow.close()
         if self._parts.cold is not None:
             self._parts.cold.clear()
         self._snapshots.clear()

@@ -42,6 +42,8 @@ class Parts:
     history: MassHistory = field(default_factory=MassHistory)
     carried: AttentionMass | None = None
     probed: AttentionMass | None = None
+    shortest: int = 0
+    """Tokens of the tape when it was shortest since a shadow last followed it."""
 
     @property
     def state(self) -> ResidencyState:

@@ -30,6 +30,7 @@ from kvtape.backends.journal import Journal
 from kvtape.backends.parts import Parts, session_row
 from kvtape.backends.prefix import Reuse
 from kvtape.backends.protocol import AttentionMass, Backend, Choose, Clock, EventSink, Logits
+from kvtape.backends.shadow import Shadow
 from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.events import Op, Placement, Way
 from kvtape.planner.ranges import RangeSet
@@ -65,7 +66,8 @@ class Session(GuardedSession):
     """One conversation on one backend.
 
     `allow_recompute` defaults to whether a cold store is configured, and to true with `evict_by="recompute"`, which
-    carries evicts out by rebuilding from the survivors where the backend could do surgery.
+    carries evicts out by rebuilding from the survivors where the backend could do surgery. A `shadow` measures dense
+    attention beside the session and ends with it; its clock must be the session's.
     """
 
     def __init__(
@@ -80,8 +82,11 @@ class Session(GuardedSession):
         content: bool = False,
         allow_recompute: bool | None = None,
         evict_by: str = "native",
+        shadow: Shadow | None = None,
     ) -> None:
         check_policy(policy, backend, evict_by=evict_by, allow_recompute=allow_recompute)
+        if shadow is not None and shadow.clock is not clock:
+            raise UsageError("a shadow's time is taken out of its own clock: give the session the same one")
         parts = Parts(
             backend=backend,
             journal=Journal(sink, clock, run_id, session_id),
@@ -91,7 +96,7 @@ class Session(GuardedSession):
             allow_recompute=may_recompute(backend, evict_by, allow_recompute),
             evict_by_recompute=evict_by == "recompute",
         )
-        super().__init__(parts)
+        super().__init__(parts, shadow)
         self._restore_cost: dict[str, int] | None = None
         sink.open_session(session_row(self._parts, run_id, session_id, content=content))
         began = self._parts.now()

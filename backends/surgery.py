@@ -45,6 +45,7 @@ def truncate(parts: Parts, tape_stop: int, reason: str) -> int:
         way, calls, computed = Way.RECOMPUTE, result.calls, result.tokens
     removed = len(parts.tape) - tape_stop
     del parts.tape[tape_stop:]
+    parts.shortest = min(parts.shortest, tape_stop)
     parts.history, parts.probed = parts.history.truncate(tape_stop), None
     carried.cut(parts, tape_stop)
     shorter = parts.catalog.truncate(tape_stop)

@@ -106,6 +106,6 @@ def _refuse_gaps(session_id: str, events: Sequence[Event]) -> None:
 def _refuse(session_id: str, turn: int, pending: RangeSet) -> None:
     if pending:
         raise NoAttention(
-            f"session {session_id} turn {turn}: the attention of queries {pending} was not measured (the recording "
-            f"was interrupted or failed there); {_REMEDY} again"
+            f"session {session_id} turn {turn}: the attention of queries {', '.join(map(str, pending))} was not "
+            f"measured (the recording was interrupted or failed there); {_REMEDY} again"
         )

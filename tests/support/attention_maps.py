@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from kvtape.planner.events import Event, Op
+from kvtape.planner.rows import RunRow, SessionRow
+from kvtape.planner.scores import DENSE
 from kvtape.sim.quality.attention import AttentionMap, Piece
+from kvtape.sim.quality.attention_log import read_attention
+from kvtape.testing.sink import ListSink
+from kvtape.traces.codec import to_arrow
+from kvtape.traces.schema import SCORES
+from support.logs import run_row
 
-__all__ = ["attention_map", "causal_weights", "edges_of", "piece", "pieces"]
+__all__ = ["SinkLog", "attention_map", "causal_weights", "edges_of", "map_of", "piece", "pieces", "without_dense"]
 
 Weights = npt.NDArray[np.float64]
 
@@ -76,3 +87,44 @@ def attention_map(
         found += pieces(weights, start, stop, every=every, block=block, turn=turn, seq=len(found))
         start = stop
     return AttentionMap(session_id, tuple(range(n_layers)), tuple(found))
+
+
+@dataclass(frozen=True)
+class SinkLog:
+    """One recorded session in memory, as `read_attention` wants a log."""
+
+    sink: ListSink
+
+    def default_run(self) -> RunRow:
+        return run_row(self.sink.sessions[0].run_id)
+
+    def sessions(self, run_id: str) -> Sequence[SessionRow]:
+        return self.sink.sessions
+
+    def events(self, run_id: str, session_id: str) -> Sequence[Event]:
+        return self.sink.events
+
+    def arrow(self, table: str, where: str = "true", params: Sequence[Any] = ()) -> pa.Table:
+        first, last = params[2:]
+        assert table == SCORES.name
+        return to_arrow(SCORES, [row for row in self.sink.scores if first <= row.seq <= last])
+
+
+def map_of(sink: ListSink) -> AttentionMap:
+    """The attention map of the one session that the sink has."""
+    (found,) = read_attention(SinkLog(sink)).values()
+    return found
+
+
+def without_dense(sink: ListSink) -> ListSink:
+    """What a session recorded, as if no dense pass had run beside it: its scores taken out, what is left renumbered."""
+    kept = [e for e in sink.events if not (e.op == Op.SCORE and e.reason == DENSE)]
+    number = {e.seq: i for i, e in enumerate(kept)}
+    return ListSink(
+        sessions=sink.sessions,
+        events=[replace(e, seq=number[e.seq]) for e in kept],
+        tokens={number[seq]: tokens for seq, tokens in sink.tokens.items()},
+        plans=[replace(row, seq=number[row.seq]) for row in sink.plans],
+        blocks=[replace(row, seq=number[row.seq]) for row in sink.blocks],
+        scores=[replace(row, seq=number[row.seq]) for row in sink.scores if row.seq in number],
+    )
