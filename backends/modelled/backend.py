@@ -98,7 +98,8 @@ class ModelledBackend:
         self._need("refill", "recompute_range")
         self._check_computing(tokens, len(tokens))
         grown = self._with_rows(start, len(tokens), cache_start)
-        return self._compute("refill", grown, len(tokens), RangeSet([(start, start + len(tokens))]))
+        computed = RangeSet([(start, start + len(tokens))])
+        return self._compute("refill", grown, len(tokens), computed, self._behind(cache_start))
 
     def rebuild(self, ranges: RangeSet, tokens: Sequence[int]) -> Computed:
         self._begin()
@@ -114,9 +115,9 @@ class ModelledBackend:
             self._attention.cut(ranges.ranges[-1].stop if ranges else 0)
         return self._compute("rebuild", lay.rank_layout(ranges), len(tokens), ranges)
 
-    def _compute(self, kind: WorkKind, grown: Layout, n: int, queries: RangeSet) -> Computed:
+    def _compute(self, kind: WorkKind, grown: Layout, n: int, queries: RangeSet, behind: int = 0) -> Computed:
         if n:
-            self._pay(kind, n)
+            self._pay(kind, n, behind=behind)
         self._attend(queries, self._layout, again=kind != "prefill")
         self._set(grown)
         return Computed(_NO_LOGITS, -(-n // self.config.chunk), n)
@@ -185,7 +186,7 @@ class ModelledBackend:
         if cache_start != row.cache_start:
             self._need("admit at another cache position", "position_shift")
         grown = self._with_rows(start, row.length, cache_start)
-        self._pay("admit", row.length, len(block))
+        self._pay("admit", row.length, len(block), self._behind(cache_start))
         self._set(grown)
 
     def snapshot(self) -> bytes:
@@ -259,8 +260,11 @@ class ModelledBackend:
         if self._closed:
             raise SessionClosed("this modelled session was closed; open another")
 
-    def _pay(self, kind: WorkKind, tokens: int, n_bytes: int = 0) -> None:
-        work = Work(kind, tokens, self._rows, n_bytes, self._turned)
+    def _behind(self, cache_start: int) -> int:
+        return lay.rows_between(self._layout, cache_start, lay.next_cache_position(self._layout))
+
+    def _pay(self, kind: WorkKind, tokens: int, n_bytes: int = 0, behind: int = 0) -> None:
+        work = Work(kind, tokens, self._rows, n_bytes, self._turned, behind)
         ns = self._costs.cost_ns(work)
         if kind in ("export", "admit"):
             self._time.carry(ns, n_bytes)

@@ -30,6 +30,8 @@ WorkKind = Literal[
 class Work:
     """One operation. `tokens` it computes or moves, `resident` rows before it, `n_bytes` of state it carries.
 
+    `behind`: resident rows that stand behind the place where it puts rows; an engine may have to write those again.
+
     `turned`: rows whose keys a pending shift still has to rotate, which the next operation that touches the
     engine pays for. A decode of n tokens is one piece of work, whatever n is.
     """
@@ -39,6 +41,7 @@ class Work:
     resident: int = 0
     n_bytes: int = 0
     turned: int = 0
+    behind: int = 0
 
 
 class CostModel(Protocol):

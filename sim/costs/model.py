@@ -15,7 +15,7 @@ from kvtape.sim.errors import CostsError
 
 __all__ = ["COSTS_SCHEMA", "CostTable", "Fit", "KindCosts", "Origin", "read_costs"]
 
-COSTS_SCHEMA: Final = "kvtape.costs/1"
+COSTS_SCHEMA: Final = "kvtape.costs/2"
 
 # What may stand in for an operation that the log does not show, nearest kin first: the same work, or the same bytes.
 _STAND_INS: Final[dict[WorkKind, tuple[WorkKind, ...]]] = {
@@ -27,6 +27,7 @@ _STAND_INS: Final[dict[WorkKind, tuple[WorkKind, ...]]] = {
     "admit": ("restore",),
     "snapshot": ("export",),
     "restore": ("admit",),
+    "score": ("prefill",),
 }
 _BESIDE: Final[frozenset[WorkKind]] = frozenset({"plan", "session"})
 """What is no engine's work: without a rate it is left out, and the model's `missing` says so."""

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from kvtape.backends.modelled.work import Work, WorkKind
+from kvtape.planner import layout as lay
 from kvtape.planner.events import Event, Op, Way
+from kvtape.planner.residency import IllegalEvent, ResidencyState, apply
+from kvtape.planner.scores import DENSE
+from kvtape.sim.errors import CostsError
 
 __all__ = ["Sample", "samples_of", "works_of"]
 
@@ -44,15 +48,20 @@ class _Follow:
 _SETTLES = frozenset({Op.PREFILL, Op.DECODE, Op.ADMIT, Op.RECOMPUTE, Op.SNAPSHOT, Op.RESTORE, Op.SCORE})
 """Operations that read or compute, before which an engine carries out the rotations it has put off."""
 
+_PUTS_BACK = frozenset({Op.RECOMPUTE, Op.ADMIT})
+
 _COMPUTES: dict[Op, WorkKind] = {Op.PREFILL: "prefill", Op.DECODE: "decode", Op.RECOMPUTE: "refill"}
 
 
 def samples_of(events: Iterable[Event]) -> Iterator[Sample]:
     """The samples of one session, in order. Events without a time, of imports above all, give none."""
     follow, before = _Follow(), None
-    ordered = list(events)
+    # A dense pass runs beside the session: neither its time nor the engine's state is the session's.
+    everything = list(events)
+    ordered = [e for e in everything if not (e.op == Op.SCORE and e.reason == DENSE)]
+    behind = _rows_behind(everything)
     for event in ordered:
-        works = works_of(event, follow.resident, follow.turned, follow.row_bytes)
+        works = works_of(event, follow.resident, follow.turned, follow.row_bytes, behind.get(event.seq, 0))
         if works and event.elapsed_ns is not None:
             elapsed = event.elapsed_ns
             if event.op == Op.PLAN and before is not None and before.op == Op.SCORE:
@@ -74,11 +83,32 @@ def _between(events: list[Event]) -> Iterator[Sample]:
                 yield Sample((Work("session"),), gap, two.seq)
 
 
-def works_of(event: Event, resident: int, turned: int, row_bytes: int) -> tuple[Work, ...]:
-    """The work of one event on `resident` rows; empty for an event that costs nothing or says too little."""
+def _rows_behind(events: list[Event]) -> dict[int, int]:
+    """By seq of a refill or an admit, the rows that stood behind its place.
+
+    Only the fold knows; a session that puts nothing back is not folded. Raises CostsError for an illegal event.
+    """
+    found: dict[int, int] = {}
+    last = max((i for i, e in enumerate(events) if e.op in _PUTS_BACK), default=-1)
+    state = ResidencyState()
+    for event in events[: last + 1]:
+        if event.op in _PUTS_BACK and event.cache_start is not None:
+            found[event.seq] = lay.rows_between(state.layout, event.cache_start, state.next_cache_position)
+        try:
+            state = apply(state, event)
+        except IllegalEvent as err:
+            raise CostsError(f"{err}; the log cannot be calibrated on, see kvtape verify") from None
+    return found
+
+
+def works_of(event: Event, resident: int, turned: int, row_bytes: int, behind: int = 0) -> tuple[Work, ...]:
+    """The work of one event on `resident` rows, of which `behind` stand behind where it puts its own.
+
+    Empty for an event that costs nothing or says too little.
+    """
     n = event.n_tokens or 0
     if event.op in _COMPUTES:
-        return (Work(_COMPUTES[event.op], n, resident, 0, turned),)
+        return (Work(_COMPUTES[event.op], n, resident, 0, turned, behind),)
     if event.op == Op.EVICT:
         return _evict(event, resident, turned, row_bytes)
     if event.op == Op.TRUNCATE:
@@ -86,7 +116,7 @@ def works_of(event: Event, resident: int, turned: int, row_bytes: int) -> tuple[
     if event.op == Op.SHIFT:
         return (Work("shift", n, resident),)
     if event.op == Op.ADMIT:
-        return (Work("admit", n, resident, n * row_bytes, turned),)
+        return (Work("admit", n, resident, n * row_bytes, turned, behind),)
     if event.op in (Op.SNAPSHOT, Op.RESTORE):
         kind: WorkKind = "snapshot" if event.op == Op.SNAPSHOT else "restore"
         return (Work(kind, n, resident, n * row_bytes, turned),)
