@@ -13,7 +13,9 @@ from kvtape.cli.isolation import Deadline, Isolate
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kvtape.backends.clock import StoppableClock
     from kvtape.backends.protocol import Backend, Engine, SessionConfig
+    from kvtape.backends.shadow import Shadow
     from kvtape.cli.prompts import Script
     from kvtape.planner.specs import PolicySpec
 
@@ -54,6 +56,15 @@ def record(
     cold_bytes: Annotated[
         int, typer.Option("--cold-bytes", metavar="N", min=0, help="Bound its bytes too; 0 for no such bound.")
     ] = 0,
+    score_all: Annotated[
+        bool, typer.Option("--score-all", help="Also measure dense attention over the whole tape, beside the session.")
+    ] = False,
+    score_every: Annotated[
+        int | None,
+        typer.Option(
+            "--score-every", metavar="N", min=1, help="With --score-all: queries measured together; default 32."
+        ),
+    ] = None,
     threads: Threads = 1,
     chunk: Chunk = 512,
     isolate: Isolate = False,
@@ -74,6 +85,7 @@ def record(
     from kvtape.backends.errors import UsageError
     from kvtape.backends.protocol import SessionConfig
     from kvtape.backends.registry import check_fits
+    from kvtape.backends.shadow import DEFAULT_EVERY
     from kvtape.cli.isolation import engine_opener
     from kvtape.cli.models import demo_model, trained_context
     from kvtape.cli.prompts import chat_script, read_chat, read_text, text_script
@@ -84,6 +96,8 @@ def record(
     # Everything that can be wrong is looked at before the log exists.
     if (text is None) == (chat is None):
         raise UsageError("give one of --text and --chat")
+    if score_every is not None and not score_all:
+        raise UsageError("--score-every says how finely --score-all measures; give both")
     open_engine = engine_opener(isolate=isolate, deadline=deadline)
     spec = parse_policy(policy)
     target = parse_target(backend)
@@ -106,10 +120,21 @@ def record(
     log = new_log(log)
     engine = open_engine(target.engine, path, target.options)
     try:
-        asked = {"verb": "record", "backend": backend} | ({"isolate": True} if isolate else {})
+        asked: dict[str, Any] = {"verb": "record", "backend": backend} | ({"isolate": True} if isolate else {})
         asked |= {} if memory is None else {"memory": memory}
+        every = (score_every or DEFAULT_EVERY) if score_all else None
+        asked |= {} if every is None else {"score_every": every}
         return _run(
-            log, engine, make(engine), config, spec, asked=asked, way=target.way, content=content, as_json=as_json
+            log,
+            engine,
+            make(engine),
+            config,
+            spec,
+            asked=asked,
+            way=target.way,
+            content=content,
+            score_every=every,
+            as_json=as_json,
         )
     finally:
         engine.close()
@@ -125,9 +150,10 @@ def _run(
     asked: dict[str, Any],
     way: str,
     content: bool,
+    score_every: int | None,
     as_json: bool,
 ) -> int:
-    from kvtape.backends.clock import MonotonicClock
+    from kvtape.backends.clock import MonotonicClock, StoppableClock
     from kvtape.backends.errors import Cancelled
     from kvtape.backends.session import Session
     from kvtape.cli.errors import INTERRUPTED
@@ -135,8 +161,9 @@ def _run(
     from kvtape.cli.progress import WatchedSink, progress
     from kvtape.cli.recording import interruptible, live_run, recording
 
+    clock = StoppableClock(MonotonicClock())
     kv = _open(engine, config, policy, script, way)
-    clock = MonotonicClock()
+    shadow = None if score_every is None else _shadow(engine, kv, config, clock, script, score_every)
     asked = asked | {
         "policy": policy.canonical,
         "n_ctx": config.n_ctx,
@@ -154,7 +181,15 @@ def _run(
         with progress("recording") as shown, recording(log, run, clock) as recorder:
             sink = WatchedSink(recorder, shown, script.n_tokens)
             with Session(
-                kv, policy, sink, clock, run_id=run.run_id, session_id=SESSION_ID, content=content, evict_by=way
+                kv,
+                policy,
+                sink,
+                clock,
+                run_id=run.run_id,
+                session_id=SESSION_ID,
+                content=content,
+                evict_by=way,
+                shadow=shadow,
             ) as session:
                 begun = True
                 try:
@@ -168,9 +203,12 @@ def _run(
         interrupted = True
     if begun:
         _report(log, engine.detokenize(said), as_json=as_json)
-    if interrupted:
+    if interrupted or (shadow is not None and shadow.behind):
         note(f"kvtape: interrupted; {log} holds all that happened until then, and is sealed")
         return INTERRUPTED
+    if shadow is not None and shadow.given_up is not None:
+        note(f"kvtape: {log} is whole but for the dense attention, which was given up: {shadow.given_up}")
+        return 1
     return 0
 
 
@@ -192,9 +230,23 @@ def _open(engine: Engine, config: SessionConfig, policy: PolicySpec, script: Scr
     return kv
 
 
+def _shadow(
+    engine: Engine, kv: Backend, config: SessionConfig, clock: StoppableClock, script: Script, every: int
+) -> Shadow:
+    """A dense context for the longest tape that the script may make; `kv` is closed when there can be none."""
+    from kvtape.backends.shadow import open_shadow
+
+    try:
+        return open_shadow(engine, config, clock, tokens=script.n_tokens, every=every)
+    except BaseException:
+        kv.close()
+        raise
+
+
 def _report(log: Path, said: str, *, as_json: bool) -> None:
     from kvtape.cli.logs import opened
     from kvtape.cli.output import Section, emit
+    from kvtape.planner.scores import DENSE
 
     with opened(log) as tape:
         run_id = tape.default_run().run_id
@@ -210,6 +262,9 @@ def _report(log: Path, said: str, *, as_json: bool) -> None:
             "evicted_tokens": sum(e.n_tokens or 0 for e in events if e.op == "evict"),
             "said": said,
         }
+        scored = [e for e in events if e.op == "score" and e.reason == DENSE]
+        if scored:
+            body |= {"dense_pieces": len(scored)}
         rows = [(key, value) for key, value in body.items() if key != "run_id"]
         emit(
             "record",

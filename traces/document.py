@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kvtape.traces.schema import BATCHES, ENUMS, META, ROW_TABLES, SCHEMA_VERSION, Table, sql_type
-from kvtape.traces.views import VIEWS, View
+from kvtape.traces.view import View
+from kvtape.traces.views import VIEWS
 
 __all__ = ["BEGIN", "END", "generated", "replace_generated"]
 

@@ -6,30 +6,18 @@ test compares them on random sessions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kvtape.traces.score_views import ATTENTION, SCORED
+from kvtape.traces.view import ROW, View
 
-__all__ = ["VIEWS", "View"]
+__all__ = ["VIEWS"]
 
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """A view: what it answers, its columns, its SQL, and an example query for the documentation."""
-
-    name: str
-    doc: str
-    columns: tuple[tuple[str, str], ...]
-    sql: str
-    example: str
-
-
-_ROW = (("run_id", "the run"), ("session_id", "the session"))
 
 _TURNS = View(
     "turns",
     "One row per turn: what was offered, what was reused, what it cost. What an imported session's source does not say "
     "is NULL: a session without any event of an engine did not evict 0 tokens.",
     (
-        *_ROW,
+        *ROW,
         ("turn", "1-based"),
         ("first_seq", "its first event"),
         ("last_seq", "its last event"),
@@ -81,7 +69,7 @@ _COLD_BLOCKS = View(
     "cold_blocks",
     "One row per stay of a block in the cold store.",
     (
-        *_ROW,
+        *ROW,
         ("block_id", "the block"),
         ("start", "first tape position"),
         ("stop", "one past the last"),
@@ -125,7 +113,7 @@ _RESIDENCY = View(
     "residency",
     "One row per event: how many tokens were resident and cold after it.",
     (
-        *_ROW,
+        *ROW,
         ("seq", "the event"),
         ("op", "what happened"),
         ("turn", "the turn"),
@@ -161,7 +149,7 @@ _REUSE = View(
     "reuse",
     "How much of each turn's prefix was reused. Weighted by tokens; the first turn counts like any other.",
     (
-        *_ROW,
+        *ROW,
         ("turn", "the turn"),
         ("prefix_tokens", "tokens of the prefix asked for"),
         ("reused", "of them resident"),
@@ -191,7 +179,7 @@ _WHY_PREFILLED = View(
     "`surgery_impossible` (the cache was rebuilt because the session can neither move nor take out rows), "
     "`rebuild_chosen` (it was rebuilt although it could), `unknown` (the events before it were lost).",
     (
-        *_ROW,
+        *ROW,
         ("seq", "the event"),
         ("turn", "the turn"),
         ("op", "prefill, recompute, evict or truncate"),
@@ -276,7 +264,7 @@ _FATALS = View(
     "fatals",
     "Sessions that ended in a fatal error: the first cause and what came before it.",
     (
-        *_ROW,
+        *ROW,
         ("seq", "the fatal event"),
         ("turn", "the turn"),
         ("at_ns", "when, on the session's clock"),
@@ -300,7 +288,7 @@ _DECISIONS = View(
     "decisions",
     "One row per plan with the evicts it caused: those it planned, up to the session's next plan.",
     (
-        *_ROW,
+        *ROW,
         ("seq", "the plan event"),
         ("turn", "the turn"),
         ("policy", "policy spec"),
@@ -336,58 +324,6 @@ _DECISIONS = View(
     'SELECT session_id, seq, "trigger", total_tokens, hot_tokens, evicts FROM decisions ORDER BY ALL',
 )
 
-_SCORED = View(
-    "scored",
-    "One row per block and score event: the attention it received, its rank, and whether the plan that followed gave "
-    "it up. A policy may count some layers only, pool, or add up over time; `mass` in `scores` has every layer.",
-    (
-        *_ROW,
-        ("seq", "the score event"),
-        ("turn", "the turn"),
-        ("kind", "whose queries: accumulated, window or probe"),
-        ("layers", "the model layers that were measured, JSON"),
-        ("queries", "how many queries"),
-        ("block_id", "the block"),
-        ("start", "first tape position"),
-        ("stop", "one past the last"),
-        ("mass", "attention summed over layers, heads, queries and the block's tokens"),
-        ("mass_per_token", "the same / tokens of the block"),
-        ("rank", "by mass_per_token among the blocks of the event; 1 is the most"),
-        ("plan_seq", "the plan that followed before anything was scored again; NULL when none did"),
-        ("policy", "of that plan"),
-        ("given_up", "whether that plan evicts the block, or a part of it"),
-    ),
-    """
-    WITH marked AS (
-        SELECT *, min(CASE WHEN op = 'plan' THEN seq END) OVER later AS next_plan,
-            min(CASE WHEN op = 'score' THEN seq END) OVER later AS next_score
-        FROM events WHERE op IN ('plan', 'score')
-        WINDOW later AS (PARTITION BY run_id, session_id ORDER BY seq
-            ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)),
-    measured AS (
-        SELECT run_id, session_id, seq, turn, reason AS kind, detail,
-            CASE WHEN next_score IS NULL OR next_plan < next_score THEN next_plan END AS plan_seq
-        FROM marked WHERE op = 'score'),
-    given_up AS (
-        SELECT DISTINCT run_id, session_id, seq AS plan_seq, ref[1] AS block_id
-        FROM (SELECT run_id, session_id, seq, unnest(from_json(evict, '[["UBIGINT"]]')) AS ref FROM plans)),
-    summed AS (
-        SELECT *, list_sum(mass)::DOUBLE AS total FROM scores)
-    SELECT s.run_id, s.session_id, s.seq, m.turn, m.kind, m.detail->>'layers' AS layers,
-        (m.detail->>'queries')::UBIGINT AS queries, s.block_id, s."start", s."stop", s.total AS mass,
-        s.total / (s."stop" - s."start") AS mass_per_token,
-        rank() OVER (PARTITION BY s.run_id, s.session_id, s.seq ORDER BY s.total / (s."stop" - s."start") DESC)
-            ::UBIGINT AS rank,
-        m.plan_seq, p.policy,
-        CASE WHEN m.plan_seq IS NOT NULL THEN g.block_id IS NOT NULL END AS given_up
-    FROM summed s JOIN measured m USING (run_id, session_id, seq)
-    LEFT JOIN plans p ON p.run_id = s.run_id AND p.session_id = s.session_id AND p.seq = m.plan_seq
-    LEFT JOIN given_up g ON g.run_id = s.run_id AND g.session_id = s.session_id AND g.plan_seq = m.plan_seq
-        AND g.block_id = s.block_id
-    """,
-    "SELECT session_id, plan_seq, block_id, rank, mass_per_token FROM scored WHERE given_up ORDER BY ALL",
-)
-
 _WARM_COLD = View(
     "warm_cold",
     "One row per turn: how much of its context was there already and how much had to be computed, the work that a "
@@ -396,7 +332,7 @@ _WARM_COLD = View(
     "`measured` (the engine reused it), or `endless_cache` (the source only has block ids: the leading blocks that an "
     "earlier request of the run had, what a cache of any size could have had); NULL where nothing is known.",
     (
-        *_ROW,
+        *ROW,
         ("turn", "the turn"),
         ("kind", "warm (some of the context was there), cold (none), or NULL"),
         ("rule", "see above"),
@@ -469,7 +405,8 @@ VIEWS: tuple[View, ...] = (
     _COSTS,
     _FATALS,
     _DECISIONS,
-    _SCORED,
+    SCORED,
+    ATTENTION,
     _WARM_COLD,
     _CONTEXT_LENGTHS,
 )
