@@ -18,6 +18,7 @@ from kvtape.cli import (
     demo,
     diff,
     doctor,
+    explain,
     export,
     import_,
     merge,
@@ -54,6 +55,7 @@ app.command()(calibrate.calibrate)
 app.command()(simulate.simulate)
 app.command()(whatif.whatif)
 app.command()(curve.curve)
+app.command()(explain.explain)
 app.command("eval")(evaluate)
 app.command()(repair.repair)
 app.command()(merge.merge)

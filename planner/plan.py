@@ -31,6 +31,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "StreamPolicy",
+    "class_candidates",
     "first_until",
     "plan_hot_set",
     "prepared",
@@ -119,9 +120,15 @@ def _class_victims(table: BlockTable, free: Free, budget: int, use_scores: bool,
     excess = table.n_tokens - budget
     if excess <= 0:
         return np.empty(0, dtype=np.int64)
+    candidates, _, incomplete = class_candidates(table, free, use_scores)
+    if incomplete:
+        said.append(Diagnostic.SCORES_INCOMPLETE)
+    return first_until(candidates, free.lengths, excess)
+
+
+def class_candidates(table: BlockTable, free: Free, use_scores: bool) -> tuple[Ints, bool, bool]:
+    """Indices of the candidates, first to go first; whether their scores rank them; whether only some have one."""
     scored = ~np.isnan(table.scores[free.mask]) if use_scores else np.zeros(0, dtype=np.bool_)
     by_score = scored.size > 0 and bool(scored.all())
-    if scored.any() and not by_score:
-        said.append(Diagnostic.SCORES_INCOMPLETE)
     order = table.order(by_score)
-    return first_until(order[free.mask[order]], free.lengths, excess)
+    return order[free.mask[order]], by_score, bool(scored.any()) and not by_score

@@ -17,7 +17,7 @@ from kvtape.planner.plan_errors import BadSpan
 from kvtape.planner.spans import Free, free_parts
 from kvtape.planner.table import BlockTable, Bools, Ints
 
-__all__ = ["draw_order", "plan_random", "plan_scored"]
+__all__ = ["draw_order", "plan_random", "plan_scored", "ranked_candidates"]
 
 
 def plan_scored(
@@ -83,13 +83,18 @@ def _mix(values: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]) -> np.ndarray
     return z ^ (z >> np.uint64(31))
 
 
-def _ranked_victims(table: BlockTable, free: Free, order: Ints, budget: int, grace: int) -> Ints:
+def ranked_candidates(table: BlockTable, free: Free, order: Ints, grace: int) -> Ints:
+    """Those of `order` that may go, in that order, the newest `grace` tokens behind all others. Raises BadSpan."""
     if grace < 0:
         raise BadSpan(f"grace {grace} must not be negative")
     candidates = order[free.mask[order]]
     young = free.stops[candidates] > table.end - grace
+    return np.concatenate((candidates[~young], candidates[young]))
+
+
+def _ranked_victims(table: BlockTable, free: Free, order: Ints, budget: int, grace: int) -> Ints:
     excess = table.n_tokens - budget
-    return first_until(np.concatenate((candidates[~young], candidates[young])), free.lengths, excess)
+    return first_until(ranked_candidates(table, free, order, grace), free.lengths, excess)
 
 
 def _starved(candidates: Bools, victims: Ints) -> int:
