@@ -1,0 +1,55 @@
+"""Feed-forward layers behind a router: where they are computed is the caller's choice, call by call.
+
+An engine is handed a router with every prefill and every decode step, keeps none, and never asks where it computes.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import numpy as np
+
+from kvtape.backends.reference.blas import Floats
+from kvtape.backends.reference.linear import linear
+from kvtape.backends.reference.normal import activate
+from kvtape.backends.reference.weights import Weights
+
+__all__ = ["FfnRouter", "LocalFfn"]
+
+_ROWS: Final = 2048
+"""Rows computed together: bounds the inner activations, which are several times as wide as a row."""
+
+
+class FfnRouter(Protocol):
+    """`name` says in reports where the layers were computed."""
+
+    name: str
+
+    def feed(self, layer: int, h: Floats) -> Floats:
+        """The layer's feed-forward of normed rows `h` `[n, n_embd]`: `[n, n_embd]`, before any norm behind it.
+
+        Row i of the answer depends on row i alone, to the bit. Raises BackendUnavailable where nobody answers,
+        BackendFailure for an answer that cannot be used.
+        """
+
+
+class LocalFfn:
+    """The layers of these weights, computed here."""
+
+    name = "local"
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    def feed(self, layer: int, h: Floats) -> Floats:
+        out = np.empty_like(h)
+        for start in range(0, len(h), _ROWS):
+            out[start : start + _ROWS] = self._gated(layer, h[start : start + _ROWS])
+        return out
+
+    def _gated(self, layer: int, h: Floats) -> Floats:
+        """`down(activation(gate(h)) * up(h))` (arXiv 2002.05202)."""
+        w = self._weights.layers[layer]
+        inner = activate(linear(h, w.gate), self._weights.architecture.activation)
+        inner *= linear(h, w.up)
+        return linear(inner, w.down)

@@ -1,0 +1,163 @@
+"""Key and value rows of one layer, in pages by cache position.
+
+A page holds the rows of `PAGE` consecutive positions, wherever else rows are missing: row p stands in page p // PAGE at
+p % PAGE. Attention works page by page, so a row meets the same partial sums whether its neighbours are there, were
+evicted, or are hidden from a query; that is what makes a windowed cache and a masked full one equal to the bit.
+
+    page 0           page 1           page 2
+    [0 1 2 3 ...  ]  [. . . . ...  ]  [. . 514 515 516 -]      .  dead (zeros)   -  not yet there
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvtape.backends.reference.blas import Floats
+
+__all__ = ["PAGE", "PageStore", "Pages", "paged"]
+
+PAGE: Final = 256
+"""Positions of a page: large enough for BLAS, small enough that a decode computes little in vain."""
+
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """`keys` `[n_kv_head, n_pages, PAGE, head_dim_k]`, `values` alike; `live` `[n_pages, PAGE]`; the `first` index."""
+
+    keys: Floats
+    values: Floats
+    live: npt.NDArray[np.bool_]
+    first: int
+
+    @property
+    def positions(self) -> Positions:
+        """Of live rows, ascending."""
+        return np.flatnonzero(self.live.ravel()).astype(np.int64) + self.first * PAGE
+
+
+class PageStore:
+    """Rows that come and go. Rows are appended behind the last one; positions ascend and may have gaps."""
+
+    def __init__(self, n_kv_head: int, head_dim_k: int, head_dim_v: int, dtype: np.dtype[Any]) -> None:
+        self._keys: Floats = np.zeros((n_kv_head, 0, PAGE, head_dim_k), dtype)
+        self._values: Floats = np.zeros((n_kv_head, 0, PAGE, head_dim_v), dtype)
+        self._live = np.zeros((0, PAGE), np.bool_)
+        self._first = 0
+        self._stop = 0
+
+    def append(self, positions: Positions, keys: Floats, values: Floats) -> None:
+        """Rows `keys` `[n, n_kv_head, head_dim_k]` and `values` at ascending `positions` `[n]` past every row here."""
+        if not len(positions):
+            return
+        if positions[0] < self._stop or np.any(np.diff(positions) <= 0):
+            raise ValueError(f"rows at {positions[0]}.. do not come behind position {self._stop - 1} in order")
+        if not self._live.any():
+            self._forget(int(positions[0]) // PAGE)
+        self._reserve(int(positions[-1]) // PAGE + 1 - self._first)
+        page, place = self._where(positions)
+        self._keys[:, page, place] = keys.transpose(1, 0, 2)
+        self._values[:, page, place] = values.transpose(1, 0, 2)
+        self._live[page, place] = True
+        self._stop = int(positions[-1]) + 1
+
+    def truncate(self, stop: int) -> None:
+        """Remove every row at or past position `stop`."""
+        if stop < self._stop:
+            self.remove(max(stop, 0), self._stop)
+            self._stop = max(stop, 0)
+
+    def drop_below(self, start: int) -> None:
+        """Remove every row before position `start`, and give back the pages that are empty then."""
+        self.remove(self._first * PAGE, start)
+        empty = min(start // PAGE - self._first, len(self._live))
+        if empty > 0:
+            # Copies: a view would keep the dropped pages alive.
+            self._keys, self._values = self._keys[:, empty:].copy(), self._values[:, empty:].copy()
+            self._live = self._live[empty:].copy()
+            self._first += empty
+
+    def remove(self, start: int, stop: int) -> None:
+        """Remove the rows at positions `[start, stop)`. Their places are zeroed: a dead row leaves nothing behind."""
+        page, place = self._where(self._within(start, stop))
+        self._keys[:, page, place] = 0
+        self._values[:, page, place] = 0
+        self._live[page, place] = False
+
+    def clear(self) -> None:
+        """Remove every row, and give all memory back."""
+        self._keys, self._values = self._keys[:, :0].copy(), self._values[:, :0].copy()
+        self._live = self._live[:0].copy()
+        self._first = self._stop = 0
+
+    def pages(self) -> Pages:
+        """All rows, as a view that later changes show through."""
+        n = max(0, -(-self._stop // PAGE) - self._first)
+        return Pages(self._keys[:, :n], self._values[:, :n], self._live[:n], self._first)
+
+    def row(self, position: int) -> tuple[Floats, Floats] | None:
+        """Copies of the key `[n_kv_head, head_dim_k]` and the value at `position`; None where there is no such row."""
+        if not len(self._within(position, position + 1)):
+            return None
+        page, place = position // PAGE - self._first, position % PAGE
+        return self._keys[:, page, place].copy(), self._values[:, page, place].copy()
+
+    @property
+    def stop(self) -> int:
+        """One past the last position that was written and not truncated."""
+        return self._stop
+
+    @property
+    def n_rows(self) -> int:
+        return int(np.count_nonzero(self._live))
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one key and one value row."""
+        heads, *_, dim_k = self._keys.shape
+        return int(heads * (dim_k + self._values.shape[-1]) * self._keys.itemsize)
+
+    @property
+    def allocated_bytes(self) -> int:
+        return int(self._keys.nbytes + self._values.nbytes)
+
+    def _within(self, start: int, stop: int) -> Positions:
+        base = self._first * PAGE
+        low, high = max(start - base, 0), max(min(stop - base, self._live.size), 0)
+        return np.flatnonzero(self._live.ravel()[low:high]).astype(np.int64) + (base + low)
+
+    def _where(self, positions: Positions) -> tuple[Positions, Positions]:
+        return positions // PAGE - self._first, positions % PAGE
+
+    def _forget(self, first: int) -> None:
+        """An empty store begins at the page that is written first."""
+        self.clear()
+        self._first = first
+
+    def _reserve(self, n_pages: int) -> None:
+        """A first filling takes what it needs; later growth is by a quarter, so that decoding copies seldom."""
+        have = len(self._live)
+        if n_pages <= have:
+            return
+        more = n_pages - have if not have else max(n_pages - have, have // 4)
+        self._keys, self._values = (_grown(self._keys, more), _grown(self._values, more))
+        self._live = np.concatenate([self._live, np.zeros((more, PAGE), np.bool_)])
+
+
+def paged(positions: Positions, keys: Floats, values: Floats) -> Pages:
+    """Rows `[n, n_kv_head, head_dim]` at ascending positions as pages: for engines that keep them in another form."""
+    store = PageStore(keys.shape[1], keys.shape[2], values.shape[2], keys.dtype)
+    store.append(positions, keys, values)
+    return store.pages()
+
+
+def _grown(rows: Floats, more: int) -> Floats:
+    heads, n_pages, page, dim = rows.shape
+    out = np.zeros((heads, n_pages + more, page, dim), rows.dtype)
+    out[:, :n_pages] = rows
+    return out

@@ -1,0 +1,126 @@
+"""The base of engines that carry a session: checks, the bound weights, and steps that are whole or undone."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kvtape.backends.reference.blas import Floats
+from kvtape.backends.reference.dispatch import LayerRows, advance
+from kvtape.backends.reference.engine import EngineInfo, Memory, StateHandle, StateMask
+from kvtape.backends.reference.errors import EmptyPrompt, ExecutionRefused, StateInvalidated
+from kvtape.backends.reference.ffn import FfnRouter
+from kvtape.backends.reference.state_dump import Dumping, StepState
+from kvtape.backends.reference.steps import embed
+from kvtape.backends.reference.tokens import Ids, checked_tokens
+from kvtape.backends.reference.weights import Weights
+
+__all__ = ["SessionEngine"]
+
+
+class SessionEngine(ABC):
+    """An engine says how it begins, steps, commits and takes a step back; what every engine owes its caller is here.
+
+    `mask` says how much of each call is kept as `last_state`.
+    """
+
+    def __init__(self, info: EngineInfo, mask: StateMask = StateMask.NONE) -> None:
+        self.info = info
+        self.mask = mask
+        self.last_state: StepState | None = None
+        self._weights: Weights | None = None
+        self._n_tokens = 0
+        self._lost: str | None = None
+        self._counts: dict[str, int] = {}
+
+    def prefill(self, weights: Weights, ffn: FfnRouter, tokens: Sequence[int]) -> Floats:
+        ids = checked_tokens(tokens, weights.n_vocab)
+        why = self._obstacle(weights)
+        if why:
+            raise ExecutionRefused("unsupported", f"{self.info.name}: {why}")
+        before = self._counts
+        self._counts = {}
+        try:
+            hidden = self._begin(weights, ffn, ids)
+        except BaseException:
+            self._counts = before
+            raise
+        self._weights, self._n_tokens, self._lost = weights, len(ids), None
+        return hidden
+
+    def decode_step(self, weights: Weights, ffn: FfnRouter, token: int) -> Floats:
+        if self._lost:
+            raise StateInvalidated(self._lost)
+        if self._weights is None:
+            raise EmptyPrompt("decode_step before any prefill; prefill a prompt first")
+        if weights is not self._weights:
+            raise ExecutionRefused("binding_defect", f"{self.info.name} was prefilled with other weights")
+        ids = checked_tokens([token], weights.n_vocab)
+        before = dict(self._counts)
+        try:
+            hidden = self._step(weights, ffn, ids)
+        except BaseException as err:
+            self._take_back(err)
+            self._counts = before
+            raise
+        self._n_tokens += 1
+        return hidden
+
+    def stage_summary(self) -> Mapping[str, int]:
+        return dict(self._counts)
+
+    def handle(self) -> StateHandle:
+        return StateHandle(self.info.spec, self._n_tokens)
+
+    @property
+    def window_tokens(self) -> int | None:
+        return None
+
+    @abstractmethod
+    def memory(self) -> Memory: ...
+
+    @abstractmethod
+    def read_kv_row(self, layer: int, position: int) -> tuple[Floats, Floats] | None: ...
+
+    @abstractmethod
+    def _begin(self, weights: Weights, ffn: FfnRouter, ids: Ids) -> Floats:
+        """Compute the prompt into a new state, and take that for the engine's own as the very last thing."""
+
+    @abstractmethod
+    def _step(self, weights: Weights, ffn: FfnRouter, ids: Ids) -> Floats:
+        """Compute one token behind the `_n_tokens` there are."""
+
+    @abstractmethod
+    def _rewind(self) -> None:
+        """Bring the state back to `_n_tokens`, whichever layer the failed step had reached. Raises where it cannot."""
+
+    def _obstacle(self, weights: Weights) -> str | None:
+        """Why this engine cannot carry this model; None where it can."""
+        return None
+
+    def _advance(self, weights: Weights, ffn: FfnRouter, ids: Ids, start: int, rows: LayerRows) -> Floats:
+        """All rows `[n, n_embd]` of `ids` at positions `start ..`, through the dispatch; dumped as `mask` says."""
+        positions = np.arange(start, start + len(ids), dtype=np.int64)
+        dump = Dumping(rows, self.mask)
+        hidden = advance(weights, ffn, embed(weights, ids), positions, dump)
+        self._count("rows_computed", len(ids))
+        self.last_state = dump.state(positions)
+        return hidden
+
+    def _count(self, what: str, n: int = 1) -> None:
+        self._counts[what] = self._counts.get(what, 0) + n
+
+    def _take_back(self, err: BaseException) -> None:
+        try:
+            self._rewind()
+        except Exception as failed:
+            self._lost = f"{type(err).__name__} in a step that could not be taken back ({failed})"
+            raise StateInvalidated(self._lost) from err
+
+    def _check_layer(self, layer: int) -> None:
+        if self._weights is None:
+            raise EmptyPrompt("no row to read before any prefill; prefill a prompt first")
+        if not 0 <= layer < self._weights.architecture.n_layer:
+            raise IndexError(f"layer {layer} of a model with {self._weights.architecture.n_layer}")
