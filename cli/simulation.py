@@ -85,12 +85,13 @@ def machine(
 
 
 def workload(log: Path, n_ctx_train: int | None) -> tuple[tuple[Script, ...], str, int | None]:
-    """A log's scripts, its logical digest, and the trained context of its model: given, or found."""
+    """A log's scripts with their attention, its logical digest, and its model's trained context: given, or found."""
     from kvtape.cli.logs import opened
+    from kvtape.sim.quality.attaching import with_attention
     from kvtape.sim.world.reading import read_scripts
 
     with opened(log) as tape:
-        scripts = read_scripts(tape)
+        scripts = with_attention(read_scripts(tape), tape)
         source = tape.logical_digest()
     return scripts, source, _trained_context_of(scripts, n_ctx_train)
 

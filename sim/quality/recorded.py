@@ -59,9 +59,8 @@ class RecordedAttention:
         self._seen, self._untaken = list(seen), []
 
     def account(self) -> TurnMass | None:
-        """Of the turn's queries that are on the tape; None where there are none, or not all of them were recorded."""
-        path = self._map.path_before(self._until, _ALL)
-        return turn_mass(path, self._seen, self._rows) if self._seen else None
+        """Of the turn's queries that are on the tape; None where not all of them were recorded."""
+        return turn_mass(self._map.path_before(self._until, _ALL), self._seen, self._rows)
 
     # -- the backend -----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 from kvtape.backends.sinks import WatchingSink
 from kvtape.planner.events import Event, Op
 from kvtape.planner.rows import SessionRow
+from kvtape.sim.quality.meter import TurnMass, over_turns
 
 __all__ = ["Counter", "TurnResult", "summary"]
 
@@ -17,7 +18,8 @@ __all__ = ["Counter", "TurnResult", "summary"]
 class TurnResult:
     """Times in ns on the simulated clock. `queued_ns` of the wait for a slot and for the turn before.
 
-    `outcome`: served, cut_short (fewer tokens than the log has), refused (`why`), or unserved.
+    `outcome`: served, cut_short (fewer tokens than the log has), refused (`why`), or unserved. `mass`: what its queries
+    found resident of what they attended to; None where that was not recorded.
     """
 
     session_id: str
@@ -30,6 +32,7 @@ class TurnResult:
     generated: int
     outcome: str
     why: str | None = None
+    mass: TurnMass | None = None
 
     @property
     def queued_ns(self) -> int:
@@ -118,6 +121,7 @@ def summary(turns: Sequence[TurnResult], counter: Counter, extra: Mapping[str, A
         "generated_tokens": counter.generated,
         "refusals": counter.refused,
         "events": counter.events,
+        **over_turns([t.mass for t in done]),
         **extra,
     }
 

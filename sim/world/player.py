@@ -15,6 +15,9 @@ from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.events import Placement
 from kvtape.planner.specs import PolicySpec, parse_policy
 from kvtape.sim.errors import SimulationError
+from kvtape.sim.quality.attention import AttentionMap
+from kvtape.sim.quality.meter import TurnMass
+from kvtape.sim.quality.recorded import RecordedAttention
 from kvtape.sim.world.script import Step, Stretch
 
 __all__ = ["Done", "Player", "Setup"]
@@ -22,7 +25,10 @@ __all__ = ["Done", "Player", "Setup"]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What every session of a conversation is opened with. `repeat`: carry out `asked` steps too."""
+    """What every session of a conversation is opened with. `repeat`: carry out `asked` steps too.
+
+    `attention` of the recorded tape, None where it was not recorded.
+    """
 
     shape: Shape
     policy: PolicySpec
@@ -30,13 +36,15 @@ class Setup:
     run_id: str
     evict_by: str
     repeat: bool
+    attention: AttentionMap | None = None
 
 
 @dataclass(slots=True)
 class Done:
     """What came of a turn. `prompted_ns`: when the prompt was computed; None when it was refused.
 
-    `decode_ns`: all time in which tokens were generated, evictions between them included.
+    `decode_ns`: all time in which tokens were generated, evictions between them included. `mass`: what its queries
+    found resident of what they attended to; None where that was not recorded.
     """
 
     prompted_ns: int | None = None
@@ -45,6 +53,7 @@ class Done:
     decode_ns: int = 0
     why: str | None = None
     not_repeated: int = 0
+    mass: TurnMass | None = None
 
 
 class Player:
@@ -53,6 +62,7 @@ class Player:
     def __init__(self, setup: Setup, name: str, sink: EventSink, timeline: Timeline) -> None:
         self._setup, self._name, self._sink, self._time = setup, name, sink, timeline
         self._session: Session | None = None
+        self._attention: RecordedAttention | None = None
         self._opened = 0
         self._snapshots: dict[int, tuple[int, tuple[int, ...]]] = {}
 
@@ -66,8 +76,19 @@ class Player:
     def turn(self, steps: Sequence[Step], tape: Sequence[Stretch], done: Done) -> None:
         """Carry the turn out into `done`, which holds also when something is refused."""
         session = self._open()
+        if self._attention is not None:
+            self._attention.begin_turn()
+        try:
+            self._steps(session, steps, tape, done)
+        finally:
+            if self._attention is not None:
+                done.mass = self._attention.account()
+
+    def _steps(self, session: Session, steps: Sequence[Step], tape: Sequence[Stretch], done: Done) -> None:
         so_far = tuple(t for s in tape for t in s.tokens)
         for step in steps:
+            if self._attention is not None:
+                self._attention.begin_step(step.until)
             if step.asked and not self._setup.repeat:
                 done.not_repeated += 1
                 continue
@@ -86,7 +107,9 @@ class Player:
         if self._session is None:
             setup = self._setup
             self._opened += 1
-            backend = ModelledBackend(setup.shape, setup.costs, self._time)
+            if setup.attention is not None:
+                self._attention = RecordedAttention(setup.attention, setup.policy.limit(setup.shape.n_ctx))
+            backend = ModelledBackend(setup.shape, setup.costs, self._time, self._attention)
             self._session = Session(
                 backend,
                 setup.policy,
@@ -109,6 +132,8 @@ class Player:
             self._generate(session, step, done)
         elif step.kind == "snapshot":
             self._snapshots[step.n] = session.snapshot(), session.tape
+            if self._attention is not None:
+                self._attention.save(step.n)
         elif step.kind == "restore":
             self._restore(session, step)
         else:
@@ -140,6 +165,8 @@ class Player:
         if step.n not in self._snapshots:
             raise UnknownBlock(f"snapshot {step.n} went with the cache that held it")
         session.restore(self._snapshots[step.n][0])
+        if self._attention is not None:
+            self._attention.put_back(step.n)
 
     def _asked(self, session: Session, step: Step) -> None:
         if step.kind == "evict":

@@ -98,6 +98,7 @@ class _Reader:
         self._compacting = self._closes_next = False
         self._ended, self._skipped, self._end_ns, self._largest = "open", 0, first_ns, 0
         self._block = parse_policy(row.policy).block if row.policy else DEFAULT_BLOCK
+        self._seq = 0
 
     def read(self, events: Sequence[Event]) -> Script:
         last_ns = 0
@@ -111,10 +112,12 @@ class _Reader:
                         f"session {event.session_id} seq {event.seq}: time goes back from {last_ns} to {event.at_ns} ns"
                     )
                 last_ns = event.at_ns
+            self._seq = event.seq
             self._read(event, after, computes=computes)
             self._end_ns = max(self._end_ns, event.at_ns + (event.elapsed_ns or 0))
             if self._ended != "open":
                 break
+        self._seq += 1
         self._finish_call()
         self._finish_turn()
         evict_by = "recompute" if recomputes and can_remove else "native"
@@ -242,6 +245,7 @@ class _Reader:
         return Step("prefix", n, stretches=tape.stretches(0, n), logits=logits)
 
     def _add(self, step: Step) -> None:
+        step = replace(step, until=self._seq)
         if self._open is None:
             self._early.append(step)
             return

@@ -12,6 +12,7 @@ from kvtape.backends.modelled.work import Work
 from kvtape.backends.protocol import EventSink
 from kvtape.sim.costs.model import CostTable
 from kvtape.sim.errors import CostsError, Stalled
+from kvtape.sim.quality.reuse import least_prefilled
 from kvtape.sim.world.measures import Counter, TurnResult, summary
 from kvtape.sim.world.player import Done, Player, Setup
 from kvtape.sim.world.script import Script, Turn
@@ -121,11 +122,15 @@ class _World:
             "skipped": sum(t.script.skipped for t in tenants),
             "link_busy_ns": None if self.link is None else self.link.busy_ns,
             "link_bytes": None if self.link is None else self.link.n_bytes,
+            "opt_prefilled_tokens": sum(least_prefilled(t.script) for t in tenants),
         }
         assumed = dict.fromkeys(text for t in tenants for text in t.modelled.assumed)
         assumed |= dict.fromkeys(f"{kind} costs what {by} costs" for kind, by in self.costs.stand_ins.items())
         if self.costs.origin.hypothetical:
             assumed["hypothetical costs: from numbers of hardware, no log"] = None
+        unknown = next((t.script.no_attention for t in tenants if t.script.attention is None), None)
+        if unknown is not None:
+            assumed[f"retained attention mass is not known: {unknown}"] = None
         figures = summary(self.turns, self.counter, extra)
         return Simulated(figures, tuple(self.turns), self.settings.rules(), tuple(assumed))
 
@@ -157,7 +162,15 @@ class _Tenant:
         self._world = world
         self._time = SimTimeline(world.env, world.link)
         sink = ChargingSink((world.counter, *world.sinks), world.asking, self._time)
-        setup = Setup(shape, self.modelled.policy, world.asking, world.run_id, script.evict_by, self.modelled.repeat)
+        setup = Setup(
+            shape,
+            self.modelled.policy,
+            world.asking,
+            world.run_id,
+            script.evict_by,
+            self.modelled.repeat,
+            script.attention,
+        )
         self.player = Player(setup, self.name, sink, self._time)
 
     def displaced(self) -> None:
@@ -213,6 +226,7 @@ class _Tenant:
                 done.generated,
                 outcome,
                 done.why,
+                done.mass,
             )
         )
 

@@ -6,11 +6,12 @@ for by name (an evict, an admit): those steps are marked `asked`, and only the r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kvtape.planner.blocks import CacheClass
 from kvtape.planner.rows import SessionRow
+from kvtape.sim.quality.attention import AttentionMap
 
 __all__ = ["Script", "Step", "StepKind", "Stretch", "Turn"]
 
@@ -28,7 +29,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of the caller.
+    """One call of the caller. `until`: the log's first event behind it; what was measured of it stands before that.
 
     prefix     `stretches` are the whole prompt; `logits`: whether its last token had to be computed
     suffix     `stretches` go behind a tape of `at` tokens
@@ -47,6 +48,7 @@ class Step:
     in_place: bool = True
     text: str = ""
     asked: bool = False
+    until: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class Turn:
 class Script:
     """One recorded session. `ended`: how it ended: close, fatal, lost or open. `skipped`: calls that left no effect.
 
-    `evict_by`: native or recompute, as recorded.
+    `evict_by`: native or recompute, as recorded. `attention`: the dense attention of its tape; where there is none,
+    `no_attention` says why.
     """
 
     row: SessionRow
@@ -76,3 +79,5 @@ class Script:
     skipped: int
     evict_by: str
     n_vocab: int
+    attention: AttentionMap | None = field(default=None, compare=False)
+    no_attention: str = "it was not recorded; record with kvtape record --score-all"

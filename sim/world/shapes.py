@@ -14,6 +14,7 @@ from kvtape.planner.rows import SessionRow
 from kvtape.planner.specs import PolicySpec, parse_policy
 from kvtape.sim.costs.model import CostTable
 from kvtape.sim.errors import CostsError, SimulationError, WorkloadError
+from kvtape.sim.quality.answerable import assumed_of_scores
 from kvtape.sim.world.script import Script
 from kvtape.sim.world.settings import Settings
 
@@ -66,7 +67,7 @@ def check_costs(costs: CostTable, row: SessionRow) -> None:
 
 def model_session(script: Script, settings: Settings, costs: CostTable, n_ctx_train: int | None) -> Modelled:
     """Raises SimulationError where the log leaves open what only the caller can say, SpecError for a bad policy."""
-    row, assumed = script.row, []
+    row, assumed = script.row, list[str]()
     n_ctx = settings.n_ctx or row.n_ctx
     if n_ctx is None:
         raise SimulationError(f"session {row.session_id}: the log names no context; give --n-ctx or --budget")
@@ -74,14 +75,11 @@ def model_session(script: Script, settings: Settings, costs: CostTable, n_ctx_tr
     if text is None:
         raise SimulationError(f"session {row.session_id}: the log names no policy; give --policy")
     policy = _policy(text, settings)
-    if policy.score_request is not None:
-        raise SimulationError(
-            f"policy {policy.canonical} ranks by attention, and what blocks would have received that the recorded "
-            "policy gave up is not in the log; measure it on an engine with kvtape eval"
-        )
+    assumed += assumed_of_scores(policy, script.attention, script.no_attention)
     recorded = None if row.policy is None else parse_policy(row.policy)
     cold = row.cold_budget_tokens or 0 if settings.cold_tokens is None else settings.cold_tokens
     can, said = _capabilities(row, cold)
+    can = replace(can, attention_scores=policy.score_request is not None)
     assumed += said
     if row.chunk is None:
         assumed.append(f"prefill in pieces of {_CHUNK} tokens")
@@ -118,7 +116,6 @@ def _capabilities(row: SessionRow, cold: int) -> tuple[Capabilities, list[str]]:
         can = Capabilities(**json.loads(row.capabilities))
     except (TypeError, ValueError):
         raise WorkloadError(f"session {row.session_id}: its capabilities are not readable") from None
-    can = replace(can, attention_scores=False)
     had = bool(row.cold_budget_tokens)
     if cold and not had:
         able = can.remove_middle and can.snapshot_state

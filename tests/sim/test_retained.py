@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtape.sim.quality.bound import best_share
-from kvtape.sim.quality.meter import turn_mass
+from kvtape.sim.quality.meter import TurnMass, turn_mass
 from kvtape.sim.quality.retained import Seen, Weighed, piece_share, weigh
 from support.attention_maps import Weights, attention_map, causal_weights, edges_of, piece
 
@@ -139,4 +139,4 @@ def test_what_was_not_recorded_has_no_account() -> None:
     nothing = np.empty((0, 2), np.int64)
     assert turn_mass(path, [Seen(0, 4, nothing)], 8) is not None
     assert turn_mass(path, [Seen(0, 6, nothing)], 8) is None
-    assert turn_mass(path, [], 8) is None
+    assert turn_mass(path, [], 8) == TurnMass(0, 1.0, 1.0, 1.0)

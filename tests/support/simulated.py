@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from kvtape.backends.clock import ManualClock
+from kvtape.backends.clock import ManualClock, StoppableClock
 from kvtape.backends.protocol import SessionConfig
 from kvtape.backends.session import Session
+from kvtape.backends.shadow import Shadow
 from kvtape.planner.events import Event
 from kvtape.planner.rows import BlockRow, PlanRow, RunRow, SessionRow, TokensRow
 from kvtape.planner.specs import parse_policy
 from kvtape.sim.costs.model import CostTable, KindCosts, Origin
 from kvtape.sim.costs.terms import TERMS
+from kvtape.sim.world.reading import read_scripts
+from kvtape.sim.world.script import Script
 from kvtape.testing.sink import ListSink
 from kvtape.testing.toy import open_toy
+from support.attention_maps import map_of
 from support.logs import run_row
 
-__all__ = ["MemoryLog", "flat_costs", "recorded_toy"]
+__all__ = ["MemoryLog", "flat_costs", "recorded_toy", "scored_script"]
 
 
 @dataclass
@@ -73,16 +77,28 @@ def recorded_toy(
     cold_tokens: int = 32,
     session_id: str = "s",
     clock: ManualClock | None = None,
+    scores: bool = False,
+    dense_every: int | None = None,
 ) -> ListSink:
-    """What `play` leaves behind on a toy."""
+    """What `play` leaves behind on a toy. `dense_every`: dense attention beside it, so many queries at a time."""
     sink = ListSink()
-    backend = open_toy(SessionConfig(n_ctx=n_ctx, chunk=chunk, cold_budget_tokens=cold_tokens))
+    options = {"scores": "on"} if scores else {}
+    config = SessionConfig(n_ctx=n_ctx, chunk=chunk, cold_budget_tokens=cold_tokens, options=options)
+    time = StoppableClock(clock or ManualClock(1000))
+    wide = SessionConfig(n_ctx=1024, chunk=chunk, options={"scores": "on"})
+    shadow = None if dense_every is None else Shadow(open_toy(wide), time, dense_every)
     session = Session(
-        backend, parse_policy(policy), sink, clock or ManualClock(1000), run_id="r", session_id=session_id
+        open_toy(config), parse_policy(policy), sink, time, run_id="r", session_id=session_id, shadow=shadow
     )
     with session:
         play(session)
     return sink
+
+
+def scored_script(sink: ListSink) -> Script:
+    """The session's script with the dense attention that was recorded of it."""
+    (script,) = read_scripts(MemoryLog([sink]))
+    return replace(script, attention=map_of(sink))
 
 
 def flat_costs(row_bytes: int = 100, *, without: Sequence[str] = (), **per_token: float) -> CostTable:
