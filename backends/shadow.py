@@ -11,6 +11,8 @@ import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
@@ -25,6 +27,9 @@ from kvtape.planner.scores import DENSE
 from kvtape.traces.errors import LogWriteFailed
 
 __all__ = ["DEFAULT_EVERY", "Shadow", "open_shadow"]
+
+_SINKS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Tape positions at which the keys of the first block are measured apart."""
 
 DEFAULT_EVERY = DEFAULT_BLOCK
 """Queries that are measured together, unless asked otherwise: as many as a block of the planner has tokens."""
@@ -194,10 +199,16 @@ def _pieces(start: int, stop: int, block_stops: Sequence[int], every: int) -> It
 
 
 def _up_to(blocks: Sequence[Block], stop: int) -> list[Block]:
-    """The blocks of the tape before `stop`, the last one as far as it reaches."""
+    """The blocks of the tape before `stop`, the last one as far as it reaches, the first in parts that double.
+
+    Sinks are a few tokens, and most attention is theirs: in one sum with the rest of their block nobody could say
+    what a policy that keeps just them retains.
+    """
     there = [b for b in blocks if b.start < stop]
     there[-1] = replace(there[-1], stop=min(there[-1].stop, stop))
-    return there
+    first = there[0]
+    borders = [first.start, *(n for n in _SINKS if first.start < n < first.stop), first.stop]
+    return [*(replace(first, start=a, stop=b) for a, b in pairwise(borders)), *there[1:]]
 
 
 def _check(measured: AttentionMass, start: int, stop: int) -> None:
