@@ -141,6 +141,8 @@ def whatif_sections(body: dict[str, Any]) -> list[Section]:
     varied = [name for name in ("slots", "cold_tokens", "block") if len({row[name] for row in body["rows"]}) > 1]
     columns = ("", "policy", "budget", *(name.replace("_", " ") for name in varied))
     columns += ("not served", "TTFT p50 s", "p95 s", "TPOT p50 ms", "p95 ms", "peak KV MiB", "recomputed", "forgotten")
+    attended = any(row["retained_mass"] is not None for row in body["rows"])
+    columns += ("retained mass", "worst turn", "opt") if attended else ()
     rows, errors = [], []
     for row in body["rows"]:
         key = ("*" if row["pareto"] else "", row["policy"], row["budget"], *(row[name] for name in varied))
@@ -150,7 +152,8 @@ def whatif_sections(body: dict[str, Any]) -> list[Section]:
         times = [_scaled(row[f"ttft_{p}_ns"], 9) for p in ("p50", "p95")]
         times += [_scaled(row[f"tpot_{p}_ns"], 6) for p in ("p50", "p95")]
         paid = (row["peak_kv_bytes"] / 2**20, row["recomputed_tokens"], row["forgotten_tokens"])
-        rows.append((*key, row["not_served"], *times, *paid))
+        mass = (row["retained_mass"], row["retained_mass_worst"], row["opt_retained_mass"]) if attended else ()
+        rows.append((*key, row["not_served"], *times, *paid, *mass))
     sections = [Section("what if (* serves most turns, and nothing that does beats it in everything)", columns, rows)]
     if errors:
         sections.append(Section("cannot be", ("policy", "budget", "why"), errors))

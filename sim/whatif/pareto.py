@@ -16,6 +16,7 @@ OBJECTIVES: Final[Mapping[str, Better]] = {
     "tpot_p95_ns": "less",
     "peak_kv_bytes": "less",
     "recomputed_tokens": "less",
+    "retained_mass": "more",
 }
 """What is compared, and which way is better. Only among the points that serve most turns: times over the turns that a
 point did serve say nothing beside times over all of them.
@@ -30,11 +31,14 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Better]:
 def mark_front(rows: Sequence[Mapping[str, Any]]) -> list[bool]:
     """For each row whether it is on the front. A row without all figures compared is not; equal rows are both.
 
-    `not_served` of a row: turns that were refused, unserved or cut short.
+    `not_served` of a row: turns that were refused, unserved or cut short. `clairvoyant`: nobody can run it, so it
+    neither is on the front nor keeps another off it.
     """
-    least = min((row["not_served"] for row in rows if row.get("not_served") is not None), default=0)
-    objectives = compared(rows)
-    values = [_figures(row, objectives) if row.get("not_served") == least else None for row in rows]
+    real = [row for row in rows if not row.get("clairvoyant")]
+    least = min((row["not_served"] for row in real if row.get("not_served") is not None), default=0)
+    objectives = compared(real)
+    takes_part = [not row.get("clairvoyant") and row.get("not_served") == least for row in rows]
+    values = [_figures(row, objectives) if part else None for row, part in zip(rows, takes_part, strict=True)]
     there = [v for v in values if v is not None]
     return [v is not None and not any(_dominates(other, v) for other in there) for v in values]
 

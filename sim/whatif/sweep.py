@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvtape.planner.specs import parse_spec
 from kvtape.sim.costs.model import CostTable
 from kvtape.sim.errors import SimulationError
+from kvtape.sim.quality.meter import FIGURES as MASS_FIGURES
 from kvtape.sim.whatif.executors import Executor, Serial
 from kvtape.sim.whatif.grid import Point
 from kvtape.sim.whatif.pareto import mark_front
@@ -42,6 +44,9 @@ _FIGURES: Final = (
     "admitted_tokens",
     "displaced",
     "not_repeated",
+    *MASS_FIGURES,
+    "opt_prefilled_tokens",
+    "prefill_regret_tokens",
 )
 
 
@@ -93,6 +98,7 @@ def _row(point: Point, outcome: Outcome) -> dict[str, Any]:
         "slots": s.slots,
         "cold_tokens": s.cold_tokens,
         "block": s.block,
+        "clairvoyant": parse_spec(point.policy).name == "opt",
         "error": outcome.error,
         "not_served": figures["turns"] - figures["served"] if figures else None,
         **{name: figures.get(name) for name in _FIGURES},

@@ -116,13 +116,16 @@ class _World:
             self.progress(len(self.turns), self.n_turns)
 
     def result(self, tenants: Sequence[_Tenant]) -> Simulated:
+        least = sum(least_prefilled(t.script) for t in tenants)
+        paid = self.counter.prefilled + self.counter.recomputed
         extra = {
             "displaced": self.server.displaced,
             "not_repeated": sum(t.not_repeated for t in tenants),
             "skipped": sum(t.script.skipped for t in tenants),
             "link_busy_ns": None if self.link is None else self.link.busy_ns,
             "link_bytes": None if self.link is None else self.link.n_bytes,
-            "opt_prefilled_tokens": sum(least_prefilled(t.script) for t in tenants),
+            "opt_prefilled_tokens": least,
+            "prefill_regret_tokens": paid - least if all(t.outcome == "served" for t in self.turns) else None,
         }
         assumed = dict.fromkeys(text for t in tenants for text in t.modelled.assumed)
         assumed |= dict.fromkeys(f"{kind} costs what {by} costs" for kind, by in self.costs.stand_ins.items())

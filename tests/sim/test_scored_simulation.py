@@ -17,6 +17,9 @@ from kvtape.sim.costs.model import CostTable
 from kvtape.sim.errors import NoAttention, SimulationError
 from kvtape.sim.fidelity import first_difference
 from kvtape.sim.quality.meter import FIGURES
+from kvtape.sim.whatif.grid import points_of
+from kvtape.sim.whatif.processes import Processes
+from kvtape.sim.whatif.sweep import sweep
 from kvtape.sim.world.running import Simulated, simulate
 from kvtape.sim.world.script import Script
 from kvtape.sim.world.settings import Settings
@@ -190,3 +193,19 @@ def test_coarser_recordings_give_wider_intervals_around_the_same(every: int, pol
     truth, found = exact[0].figures, coarse[0].figures
     assert truth["retained_mass_high"] - truth["retained_mass"] < 1e-8
     assert found["retained_mass"] - 1e-6 <= truth["retained_mass"] <= found["retained_mass_high"] + 1e-6
+
+
+def test_attention_that_was_recorded_is_in_the_rows() -> None:
+    axes = {"policy": ["none:block=8", "stream:block=8", "h2o:recent=4,block=8", "opt:block=8"], "budget": [48, 128]}
+    points = points_of(axes, Settings(arrivals="closed"))
+    script = scored_script(recorded_toy(talk, "none:block=8", n_ctx=128, dense_every=1))
+    rows = sweep([script], flat_costs(), points, executor=Processes(2)).rows
+    kept = {(r["policy"].split(":")[0], r["budget"]): r["retained_mass"] for r in rows}
+    assert kept["none", 128] == kept["h2o", 128] == kept["opt", 128] == 1.0
+    assert 0 < kept["h2o", 48] < kept["opt", 48] < 1.0
+    assert all(r["opt_retained_mass"] >= r["retained_mass"] for r in rows)
+    assert [r["pareto"] for r in rows if r["clairvoyant"]] == [False, False]
+    served = [r for r in rows if not r["not_served"]]
+    assert len(served) == 7
+    assert all(r["prefill_regret_tokens"] >= 0 for r in served)
+    assert rows == sweep([script], flat_costs(), points).rows

@@ -129,11 +129,20 @@ def test_the_front_is_what_nothing_beats_among_those_that_serve_most(
 
 
 def test_what_no_row_has_a_figure_for_is_not_compared() -> None:
-    rows = [{"not_served": 0, **dict.fromkeys(OBJECTIVES, n), "tpot_p95_ns": None} for n in (1, 2)]
+    signs = {name: 1 if way == "less" else -1 for name, way in OBJECTIVES.items()}
+    rows = [{"not_served": 0, **{k: n * sign for k, sign in signs.items()}, "tpot_p95_ns": None} for n in (1, 2)]
     assert compared(rows) == {name: way for name, way in OBJECTIVES.items() if name != "tpot_p95_ns"}
     assert mark_front(rows) == [True, False]
     rows[1]["tpot_p95_ns"] = 5
     assert mark_front(rows) == [False, True]
+
+
+def test_who_knows_the_future_is_not_on_the_front_and_keeps_nobody_off_it() -> None:
+    signs = {name: 1 if way == "less" else -1 for name, way in OBJECTIVES.items()}
+    known, real, worse = ({"not_served": n, **{k: n * s for k, s in signs.items()}} for n in (0, 1, 1))
+    worse |= {"peak_kv_bytes": 2}
+    assert mark_front([known | {"clairvoyant": True}, real, worse]) == [False, True, False]
+    assert mark_front([known, real, worse]) == [True, False, False]
 
 
 def test_a_grid_file_has_the_lists(tmp_path: Path) -> None:
