@@ -91,6 +91,12 @@ class GuardedSession:
         with self._exclusive.hold("close", urge=self.cancel):
             self._end("fatal" if self._fatal else reason)
 
+    def lose(self, cause: str) -> None:
+        """What held the native context is gone, while no operation ran: fatal, device_lost. Idempotent."""
+        with self._exclusive.hold("lose"):
+            if not self.ended:
+                self._go_fatal(FatalClass.DEVICE_LOST, cause)
+
     def __enter__(self) -> Self:
         return self
 

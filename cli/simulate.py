@@ -56,6 +56,14 @@ def simulate(
     pace: Pace = 1.0,
     affinity: Affinity = True,
     n_ctx_train: TrainedContext = None,
+    slot_dies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--slot-dies",
+            metavar="AT_S[:SLOT]",
+            help="So many seconds in, a slot fails for good; default: the lowest. Repeatable.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--log", metavar="OUT", help="Write the simulated events to a new log.")
     ] = None,
@@ -74,6 +82,7 @@ def simulate(
     from kvtape.cli.output import emit
     from kvtape.cli.progress import progress
     from kvtape.sim.costs.model import read_costs
+    from kvtape.sim.world.failures import parse_slot_failure
     from kvtape.sim.world.running import simulate as run
 
     settings = machine(
@@ -88,6 +97,7 @@ def simulate(
         arrivals=arrivals,
         pace=pace,
         affinity=affinity,
+        slot_failures=tuple(parse_slot_failure(text) for text in slot_dies or ()),
     )
     table = read_costs(costs)
     scripts, source, trained = workload(log, n_ctx_train)

@@ -19,7 +19,8 @@ class TurnResult:
     """Times in ns on the simulated clock. `queued_ns` of the wait for a slot and for the turn before.
 
     `outcome`: served, cut_short (fewer tokens than the log has), refused (`why`), or unserved. `mass`: what its queries
-    found resident of what they attended to; None where that was not recorded.
+    found resident of what they attended to; None where that was not recorded. `lost_turns`: how often it had begun on a
+    slot that failed; its times but `arrived_ns` are those of the last time.
     """
 
     session_id: str
@@ -33,6 +34,7 @@ class TurnResult:
     outcome: str
     why: str | None = None
     mass: TurnMass | None = None
+    lost_turns: int = 0
 
     @property
     def queued_ns(self) -> int:

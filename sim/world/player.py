@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvtape.backends.errors import UnknownBlock, UsageError
+from kvtape.backends.errors import SessionFatal, UnknownBlock, UsageError
 from kvtape.backends.modelled.backend import ModelledBackend
 from kvtape.backends.modelled.shape import Shape
-from kvtape.backends.modelled.work import CostModel, Timeline
+from kvtape.backends.modelled.work import CostModel
 from kvtape.backends.protocol import EventSink, Logits
 from kvtape.backends.session import Session
 from kvtape.planner.blocks import PromptSegment
@@ -19,6 +19,7 @@ from kvtape.sim.quality.attention import AttentionMap
 from kvtape.sim.quality.meter import TurnMass
 from kvtape.sim.quality.recorded import RecordedAttention
 from kvtape.sim.world.script import Step, Stretch
+from kvtape.sim.world.timeline import SlotTimeline
 
 __all__ = ["Done", "Player", "Setup"]
 
@@ -53,13 +54,14 @@ class Done:
     decode_ns: int = 0
     why: str | None = None
     not_repeated: int = 0
+    slot_failed: bool = False
     mass: TurnMass | None = None
 
 
 class Player:
     """A conversation. It has a session while it holds a slot; a new one begins with an empty cache."""
 
-    def __init__(self, setup: Setup, name: str, sink: EventSink, timeline: Timeline) -> None:
+    def __init__(self, setup: Setup, name: str, sink: EventSink, timeline: SlotTimeline) -> None:
         self._setup, self._name, self._sink, self._time = setup, name, sink, timeline
         self._session: Session | None = None
         self._attention: RecordedAttention | None = None
@@ -72,6 +74,12 @@ class Player:
         self._snapshots = {}
         if session is not None:
             session.close(reason)
+
+    def lose(self, cause: str) -> None:
+        """The slot failed while nothing ran on it: the session ends as one whose device was lost."""
+        if self._session is not None:
+            self._session.lose(cause)
+        self.close()
 
     def turn(self, steps: Sequence[Step], tape: Sequence[Stretch], done: Done) -> None:
         """Carry the turn out into `done`, which holds also when something is refused."""
@@ -96,6 +104,11 @@ class Player:
                 self._step(session, step, tape, so_far, done)
             except SimulationError:
                 raise  # no answer of a session: the simulation itself cannot go on
+            except SessionFatal:
+                if not self._time.failed:
+                    raise
+                done.slot_failed = True
+                return
             except UsageError as err:
                 if step.asked:
                     done.not_repeated += 1

@@ -13,6 +13,7 @@ from kvtape.backends.protocol import EventSink
 from kvtape.sim.costs.model import CostTable
 from kvtape.sim.errors import CostsError, Stalled
 from kvtape.sim.quality.reuse import least_prefilled
+from kvtape.sim.world.failures import failure_times
 from kvtape.sim.world.measures import Counter, TurnResult, summary
 from kvtape.sim.world.player import Done, Player, Setup
 from kvtape.sim.world.script import Script, Turn
@@ -20,7 +21,7 @@ from kvtape.sim.world.server import Server
 from kvtape.sim.world.settings import Settings
 from kvtape.sim.world.shapes import check_costs, model_session
 from kvtape.sim.world.sink import ChargingSink
-from kvtape.sim.world.timeline import Link, SimTimeline
+from kvtape.sim.world.timeline import Link, SimTimeline, SlotTimeline, slot_failed
 
 __all__ = ["Simulated", "simulate"]
 
@@ -59,8 +60,9 @@ def simulate(
     """
     for script in scripts:
         check_costs(costs, script.row)
-    world = _World(settings, costs, run_id, sinks, progress, sum(len(s.turns) for s in scripts))
-    tenants = [_Tenant(world, script, n_ctx_train) for script in scripts if script.turns]
+    asking = [script for script in scripts if script.turns]
+    world = _World(settings, costs, run_id, sinks, progress, sum(len(s.turns) for s in asking), len(asking))
+    tenants = [_Tenant(world, script, n_ctx_train) for script in asking]
     for tenant in tenants:
         world.env.process(world.kept(tenant.live()))
     world.run()
@@ -77,22 +79,24 @@ class _World:
     sinks: Sequence[EventSink]
     progress: Progress | None
     n_turns: int
+    n_tenants: int
     turns: list[TurnResult] = field(default_factory=list)
     failure: Exception | None = None
 
     def __post_init__(self) -> None:
         self.env = simpy.Environment(initial_time=0)
         s = self.settings
-        self.server = Server(self.env, s.slots, s.memory_bytes)
+        n_slots = self.n_tenants if s.slots is None else s.slots
+        self.server = Server(self.env, n_slots, s.memory_bytes, failure_times(s.slot_failures, n_slots))
         rate = s.link_bytes_per_s
         self.link = None if rate is None else Link(self.env, rate, s.link_latency_ns)
         self.counter = Counter()
         self.asking = _Asking(self.costs)
 
     def run(self) -> None:
-        """Until nothing is left to happen."""
+        """Until nobody is left: a slot that would fail later moves no end."""
         last, still = self.env.now, 0
-        while self.env.peek() != float("inf"):
+        while self.n_tenants and self.env.peek() != float("inf"):
             self.env.step()
             if self.failure is not None:
                 raise self.failure
@@ -107,6 +111,7 @@ class _World:
         """`process`, with what it raises kept: SimPy would make a new exception of it, from its arguments alone."""
         try:
             yield from process
+            self.n_tenants -= 1
         except Exception as err:
             self.failure = self.asking.failure or err
 
@@ -120,6 +125,9 @@ class _World:
         paid = self.counter.prefilled + self.counter.recomputed
         extra = {
             "displaced": self.server.displaced,
+            "slots_failed": self.server.dead,
+            "lost_turns": sum(t.lost_turns for t in self.turns),
+            "lost_caches": sum(t.lost_caches for t in tenants),
             "not_repeated": sum(t.not_repeated for t in tenants),
             "skipped": sum(t.script.skipped for t in tenants),
             "link_busy_ns": None if self.link is None else self.link.busy_ns,
@@ -161,9 +169,10 @@ class _Tenant:
         self.modelled = model_session(script, world.settings, world.costs, n_ctx_train)
         shape = self.modelled.shape
         self.n_bytes = shape.n_ctx * shape.row_bytes
-        self.not_repeated = 0
+        self.not_repeated = self.lost_caches = 0
         self._world = world
         self._time = SimTimeline(world.env, world.link)
+        self._slot_time = SlotTimeline(self._time)
         sink = ChargingSink((world.counter, *world.sinks), world.asking, self._time)
         setup = Setup(
             shape,
@@ -174,10 +183,14 @@ class _Tenant:
             self.modelled.repeat,
             script.attention,
         )
-        self.player = Player(setup, self.name, sink, self._time)
+        self.player = Player(setup, self.name, sink, self._slot_time)
 
     def displaced(self) -> None:
         self.player.close("displaced")
+
+    def lost(self, slot: int) -> None:
+        self.lost_caches += 1
+        self.player.lose(slot_failed(slot))
 
     def live(self) -> Wait:
         world, ended = self._world, 0
@@ -185,16 +198,32 @@ class _Tenant:
             arrived = self._arrival(turn, ended, first=i == 0)
             if arrived > world.env.now:
                 yield world.env.timeout(arrived - int(world.env.now))
-            if not world.server.fits(self):
+            if world.server.fits(self):
+                yield from self._carried_out(turn, arrived, last=i + 1 == len(self.script.turns))
+            else:
                 self._unserved(turn, arrived, f"its context takes {self.n_bytes} bytes of KV, more than the memory has")
-                continue
-            yield from world.server.acquire(self)
-            yield from self._serve(turn, arrived)
-            keep = world.settings.affinity and i + 1 < len(self.script.turns)
-            if not keep:
-                self.player.close("asked")
-            world.server.release(self, keep=keep)
             ended = int(world.env.now)
+
+    def _carried_out(self, turn: Turn, arrived: int, *, last: bool) -> Wait:
+        """On one slot after another, until one holds till the end or none is left."""
+        world, lost = self._world, 0
+        while True:
+            slot = yield from world.server.acquire(self)
+            if slot is None:
+                self._unserved(turn, arrived, f"no slot is left: {world.server.dead} have failed", lost)
+                return
+            self._slot_time.on(slot, world.server.fails_at(slot))
+            kept = yield from self._serve(turn, arrived, lost)
+            if kept:
+                break
+            lost += 1
+            self.lost_caches += 1
+            self.player.close()
+            world.server.release(self, keep=False)
+        keep = world.settings.affinity and not last
+        if not keep:
+            self.player.close("asked")
+        world.server.release(self, keep=keep)
 
     def _arrival(self, turn: Turn, ended: int, *, first: bool) -> int:
         settings = self._world.settings
@@ -203,7 +232,8 @@ class _Tenant:
         think = round(turn.think_ns / settings.pace) if settings.pace != 1 else turn.think_ns
         return ended + think
 
-    def _serve(self, turn: Turn, arrived: int) -> Wait:
+    def _serve(self, turn: Turn, arrived: int, lost: int) -> Generator[simpy.Event, Any, bool]:
+        """Whether the slot lasted; a turn that was lost with its slot has no result yet."""
         env, done = self._world.env, Done()
         began = int(env.now)
 
@@ -211,6 +241,8 @@ class _Tenant:
             self.player.turn(turn.steps, turn.tape, done)
 
         yield from self._time.run(call)
+        if done.slot_failed:
+            return False
         self.not_repeated += done.not_repeated
         ended = int(env.now)
         outcome = "refused" if done.why is not None and done.prompted_ns is None else "served"
@@ -230,9 +262,11 @@ class _Tenant:
                 outcome,
                 done.why,
                 done.mass,
+                lost,
             )
         )
+        return True
 
-    def _unserved(self, turn: Turn, arrived: int, why: str) -> None:
+    def _unserved(self, turn: Turn, arrived: int, why: str, lost: int = 0) -> None:
         now = int(self._world.env.now)
-        self._world.done(TurnResult(self.name, turn.number, arrived, now, now, now, 0, 0, "unserved", why))
+        self._world.done(TurnResult(self.name, turn.number, arrived, now, now, now, 0, 0, "unserved", why, None, lost))

@@ -1,9 +1,10 @@
-"""The machine: slots that hold contexts, memory that they share, and who waits for them."""
+"""The machine: slots that hold contexts, memory that they share, who waits for them, and slots that fail."""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,85 +22,130 @@ class Tenant(Protocol):
     def displaced(self) -> None:
         """Its slot is needed by another; its cache goes."""
 
+    def lost(self, slot: int) -> None:
+        """Its slot failed while it was idle; its cache is gone."""
+
 
 @dataclass(slots=True)
 class _Held:
     """A slot in use or kept. `since`: serial number of when it was last given back; None while in use."""
 
     tenant: Tenant
+    slot: int
     since: int | None = None
 
 
 class Server:
-    """Slots and KV memory. First come, first served; who still holds its slot does not wait.
+    """`n_slots` slots and KV memory. First come, first served; who still holds its slot does not wait.
 
-    `slots` None: as many as there are tenants. `memory_bytes` None: enough.
+    `memory_bytes` None: enough. `failures`: at which time, in ns, which slot fails, for good.
     """
 
-    def __init__(self, env: simpy.Environment, slots: int | None, memory_bytes: int | None) -> None:
+    def __init__(
+        self, env: simpy.Environment, n_slots: int, memory_bytes: int | None, failures: Mapping[int, int] | None = None
+    ) -> None:
         self._env = env
-        self._slots, self._memory = slots, memory_bytes
+        self._memory = memory_bytes
+        self._free = list(range(n_slots))
+        self._failures = dict(failures or {})
+        self._dead: set[int] = set()
+        self._n_slots = n_slots
         self._held: dict[str, _Held] = {}
         self._waiting: deque[tuple[Tenant, simpy.Event]] = deque()
         self._serial = 0
         self.displaced = 0
+        for slot, at_ns in self._failures.items():
+            env.process(self._fails(slot, at_ns))
+
+    @property
+    def dead(self) -> int:
+        """How many slots have failed."""
+        return len(self._dead)
 
     def fits(self, tenant: Tenant) -> bool:
         """Whether the tenant's context fits the memory with nobody else in it."""
         return self._memory is None or tenant.n_bytes <= self._memory
 
-    def acquire(self, tenant: Tenant) -> Generator[simpy.Event, Any, None]:
-        """Wait for the sole use of a slot."""
+    def acquire(self, tenant: Tenant) -> Generator[simpy.Event, Any, int | None]:
+        """Wait for the sole use of a slot: its number, or None where no slot is left and none will be."""
         held = self._held.get(tenant.name)
         if held is not None:
             held.since = None
-            return
+            return held.slot
         granted = self._env.event()
         self._waiting.append((tenant, granted))
         self._serve()
-        yield granted
+        slot: int | None = yield granted
+        return slot
+
+    def fails_at(self, slot: int) -> int | None:
+        """When the slot will fail, in ns; None: never."""
+        return self._failures.get(slot)
 
     def release(self, tenant: Tenant, *, keep: bool) -> None:
         """Give the slot back; with `keep` the tenant's cache stays in it until somebody needs it."""
-        if keep:
+        held = self._held[tenant.name]
+        if keep and held.slot not in self._dead:
             self._serial += 1
-            self._held[tenant.name].since = self._serial
+            held.since = self._serial
         else:
-            del self._held[tenant.name]
+            self._vacate(held)
+            if keep:
+                tenant.lost(held.slot)
         self._serve()
+
+    def _fails(self, slot: int, at_ns: int) -> Generator[simpy.Event, Any, None]:
+        yield self._env.timeout(at_ns)
+        self._dead.add(slot)
+        if slot in self._free:
+            self._free.remove(slot)
+        # Whoever computes on it finds out by itself, and gives it back.
+        held = next((h for h in self._held.values() if h.slot == slot and h.since is not None), None)
+        if held is not None:
+            self._vacate(held)
+            held.tenant.lost(slot)
+        self._serve()
+
+    def _vacate(self, held: _Held) -> None:
+        del self._held[held.tenant.name]
+        if held.slot not in self._dead:
+            insort(self._free, held.slot)
 
     def _serve(self) -> None:
         while self._waiting:
             tenant, granted = self._waiting[0]
+            if len(self._dead) == self._n_slots:
+                self._waiting.popleft()
+                granted.succeed(None)
+                continue
             if not self._make_room(tenant):
                 return
             self._waiting.popleft()
-            self._held[tenant.name] = _Held(tenant)
-            granted.succeed()
+            slot = self._free.pop(0)
+            self._held[tenant.name] = _Held(tenant, slot)
+            granted.succeed(slot)
 
     def _make_room(self, tenant: Tenant) -> bool:
         """Room for one more, idle caches displaced for it; False, and nothing displaced, when it cannot be had."""
-        n, used = len(self._held), sum(h.tenant.n_bytes for h in self._held.values())
-        if self._room(tenant, n, used):
+        free, used = len(self._free), sum(h.tenant.n_bytes for h in self._held.values())
+        if self._room(tenant, free, used):
             return True
-        leaving = []
+        leaving: list[_Held] = []
         for held in sorted((h for h in self._held.values() if h.since is not None), key=_idle_since):
             leaving.append(held)
             used -= held.tenant.n_bytes
-            if self._room(tenant, n - len(leaving), used):
+            if self._room(tenant, free + len(leaving), used):
                 self._displace(leaving)
                 return True
         return False
 
-    def _room(self, tenant: Tenant, n: int, used: int) -> bool:
-        """Whether `tenant` fits beside `n` slots that take `used` bytes."""
-        return (self._slots is None or n < self._slots) and (
-            self._memory is None or used + tenant.n_bytes <= self._memory
-        )
+    def _room(self, tenant: Tenant, free: int, used: int) -> bool:
+        """Whether `tenant` fits where `free` slots are left beside `used` bytes."""
+        return free > 0 and (self._memory is None or used + tenant.n_bytes <= self._memory)
 
     def _displace(self, leaving: list[_Held]) -> None:
         for held in leaving:
-            del self._held[held.tenant.name]
+            self._vacate(held)
             self.displaced += 1
             held.tenant.displaced()
 

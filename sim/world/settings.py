@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from kvtape.sim.errors import SimulationError
+from kvtape.sim.world.failures import SlotFailure
 
 __all__ = ["Arrivals", "Settings"]
 
@@ -16,15 +18,15 @@ Arrivals = Literal["open", "closed"]
 class Settings:
     """One machine and one way to drive it. None: as recorded.
 
-    `policy` spec text. `n_ctx`, `budget`, `cold_tokens` in tokens; `block` tokens of a planner block. `slots`:
+    `policy` spec text. `n_ctx`, `cold_tokens` in tokens; `block` tokens of a planner block. `slots`:
     contexts that can be in use at once, None for one each. `memory_bytes`: KV that all contexts may take together.
     `link_bytes_per_s`, `link_latency_ns`: the link to the cold store, which all slots share; None: as calibrated,
     and not shared. `arrivals`: `open` keeps the recorded times, `closed` the recorded thinking between turns;
     `pace` divides both. `affinity`: a conversation finds its cache again while nobody needed the slot.
+    `slot_failures`: slots that fail for good; a context of their own machine without `slots` is one too.
     """
 
     policy: str | None = None
-    budget: int | None = None
     n_ctx: int | None = None
     block: int | None = None
     cold_tokens: int | None = None
@@ -35,6 +37,7 @@ class Settings:
     arrivals: Arrivals = "open"
     pace: float = 1.0
     affinity: bool = True
+    slot_failures: tuple[SlotFailure, ...] = ()
 
     def __post_init__(self) -> None:
         if self.slots is not None and self.slots < 1:
@@ -72,5 +75,13 @@ class Settings:
                 else "none: every turn begins with an empty cache"
             ),
             "cold_link": link,
+            "slot_failures": _failures(self.slot_failures),
             "ttft": "from arrival to the logits of the prompt's last token",
         }
+
+
+def _failures(failures: Sequence[SlotFailure]) -> str:
+    if not failures:
+        return "none"
+    times = ", ".join(f"{f.at_ns / 1e9:g} s" + ("" if f.slot is None else f" (slot {f.slot})") for f in failures)
+    return f"at {times}; the cache is lost, a turn that runs begins again on another slot, its caller waits"

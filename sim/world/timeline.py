@@ -13,7 +13,9 @@ from typing import Any
 import simpy
 from greenlet import getcurrent, greenlet
 
-__all__ = ["Link", "SimTimeline"]
+from kvtape.backends.errors import EngineFault, FatalClass
+
+__all__ = ["Link", "SimTimeline", "SlotTimeline", "slot_failed"]
 
 Wait = Generator[simpy.Event, Any, None]
 
@@ -44,6 +46,10 @@ class SimTimeline:
         self._env = env
         self._link = link
         self._ahead = 0
+
+    @property
+    def shares_a_link(self) -> bool:
+        return self._link is not None
 
     def now_ns(self) -> int:
         return int(self._env.now) + self._ahead
@@ -76,3 +82,46 @@ class SimTimeline:
         ns, self._ahead = self._ahead, 0
         if ns:
             yield self._env.timeout(ns)
+
+
+class SlotTimeline:
+    """A `Timeline` for what is computed on a slot, and a slot can fail: work that would end later than that faults.
+
+    Only work does, in the middle of a session's operation; time that passes between two events is not the slot's.
+    """
+
+    def __init__(self, inner: SimTimeline) -> None:
+        self._inner = inner
+        self._slot = 0
+        self._fails_at: int | None = None
+        self.failed = False
+
+    def on(self, slot: int, fails_at_ns: int | None) -> None:
+        """From now on the work is done on `slot`, which fails at that time, None for never."""
+        self._slot, self._fails_at, self.failed = slot, fails_at_ns, False
+
+    def now_ns(self) -> int:
+        return self._inner.now_ns()
+
+    def spend(self, ns: int) -> None:
+        left = ns if self._fails_at is None else max(0, self._fails_at - self.now_ns())
+        self._inner.spend(min(ns, left))
+        if ns > left:
+            self._fault()
+
+    def carry(self, ns: int, n_bytes: int) -> None:
+        if not self._inner.shares_a_link:
+            self.spend(ns)
+            return
+        self._inner.carry(ns, n_bytes)  # seen when the transfer has ended: until then the link is taken
+        if self._fails_at is not None and self.now_ns() > self._fails_at:
+            self._fault()
+
+    def _fault(self) -> None:
+        self.failed = True
+        raise EngineFault(FatalClass.DEVICE_LOST, slot_failed(self._slot))
+
+
+def slot_failed(slot: int) -> str:
+    """The cause that the log gives."""
+    return f"slot {slot} failed"
