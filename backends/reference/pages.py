@@ -42,7 +42,7 @@ class Pages:
 
 
 class PageStore:
-    """Rows that come and go. Rows are appended behind the last one; positions ascend and may have gaps."""
+    """Rows that come and go. A forward appends behind the last one; surgery takes rows out and puts rows in anywhere."""
 
     def __init__(self, n_kv_head: int, head_dim_k: int, head_dim_v: int, dtype: np.dtype[Any]) -> None:
         self._keys: Floats = np.zeros((n_kv_head, 0, PAGE, head_dim_k), dtype)
@@ -53,18 +53,33 @@ class PageStore:
 
     def append(self, positions: Positions, keys: Floats, values: Floats) -> None:
         """Rows `keys` `[n, n_kv_head, head_dim_k]` and `values` at ascending `positions` `[n]` past every row here."""
+        if len(positions) and positions[0] < self._stop:
+            raise ValueError(f"rows at {positions[0]}.. do not come behind position {self._stop - 1}")
+        self.put(positions, keys, values)
+
+    def put(self, positions: Positions, keys: Floats, values: Floats) -> None:
+        """The same at ascending positions that are free, wherever they are. ValueError changes nothing."""
         if not len(positions):
             return
-        if positions[0] < self._stop or np.any(np.diff(positions) <= 0):
-            raise ValueError(f"rows at {positions[0]}.. do not come behind position {self._stop - 1} in order")
-        if not self._live.any():
-            self._forget(int(positions[0]) // PAGE)
-        self._reserve(int(positions[-1]) // PAGE + 1 - self._first)
+        if positions[0] < 0 or np.any(np.diff(positions) <= 0):
+            raise ValueError(f"positions {positions[0]}.. do not ascend from 0 on")
+        page, place = self._where(positions)
+        here = (page >= 0) & (page < len(self._live))
+        if self._live[page[here], place[here]].any():
+            raise ValueError(f"a row stands already at one of the positions {positions[0]}..{positions[-1]}")
+        self._cover(int(positions[0]) // PAGE, int(positions[-1]) // PAGE + 1)
         page, place = self._where(positions)
         self._keys[:, page, place] = keys.transpose(1, 0, 2)
         self._values[:, page, place] = values.transpose(1, 0, 2)
         self._live[page, place] = True
-        self._stop = int(positions[-1]) + 1
+        self._stop = max(self._stop, int(positions[-1]) + 1)
+
+    def rows(self, start: int, stop: int) -> tuple[Positions, Floats, Floats]:
+        """Positions `[n]`, keys `[n, n_kv_head, head_dim_k]` and values of the rows at `[start, stop)`, as copies."""
+        positions = self._within(start, stop)
+        page, place = self._where(positions)
+        keys, values = self._keys[:, page, place], self._values[:, page, place]
+        return positions, keys.transpose(1, 0, 2).copy(), values.transpose(1, 0, 2).copy()
 
     def truncate(self, stop: int) -> None:
         """Remove every row at or past position `stop`."""
@@ -102,10 +117,8 @@ class PageStore:
 
     def row(self, position: int) -> tuple[Floats, Floats] | None:
         """Copies of the key `[n_kv_head, head_dim_k]` and the value at `position`; None where there is no such row."""
-        if not len(self._within(position, position + 1)):
-            return None
-        page, place = position // PAGE - self._first, position % PAGE
-        return self._keys[:, page, place].copy(), self._values[:, page, place].copy()
+        positions, keys, values = self.rows(position, position + 1)
+        return (keys[0], values[0]) if len(positions) else None
 
     @property
     def stop(self) -> int:
@@ -134,19 +147,21 @@ class PageStore:
     def _where(self, positions: Positions) -> tuple[Positions, Positions]:
         return positions // PAGE - self._first, positions % PAGE
 
-    def _forget(self, first: int) -> None:
-        """An empty store begins at the page that is written first."""
-        self.clear()
-        self._first = first
-
-    def _reserve(self, n_pages: int) -> None:
-        """A first filling takes what it needs; later growth is by a quarter, so that decoding copies seldom."""
+    def _cover(self, first: int, stop: int) -> None:
+        """Have pages `[first, stop)`. A first filling takes what it needs; later growth at the end is by a quarter, so
+        that decoding copies seldom.
+        """
+        if not self._live.any():
+            self.clear()
+            self._first = first
         have = len(self._live)
-        if n_pages <= have:
-            return
-        more = n_pages - have if not have else max(n_pages - have, have // 4)
-        self._keys, self._values = (_grown(self._keys, more), _grown(self._values, more))
-        self._live = np.concatenate([self._live, np.zeros((more, PAGE), np.bool_)])
+        before, behind = max(0, self._first - first), max(0, stop - self._first - have)
+        if behind and have:
+            behind = max(behind, have // 4)
+        if before or behind:
+            self._keys, self._values = _grown(self._keys, before, behind), _grown(self._values, before, behind)
+            self._live = np.pad(self._live, ((before, behind), (0, 0)))
+            self._first -= before
 
 
 def paged(positions: Positions, keys: Floats, values: Floats) -> Pages:
@@ -156,8 +171,8 @@ def paged(positions: Positions, keys: Floats, values: Floats) -> Pages:
     return store.pages()
 
 
-def _grown(rows: Floats, more: int) -> Floats:
+def _grown(rows: Floats, before: int, behind: int) -> Floats:
     heads, n_pages, page, dim = rows.shape
-    out = np.zeros((heads, n_pages + more, page, dim), rows.dtype)
-    out[:, :n_pages] = rows
+    out: Floats = np.zeros((heads, before + n_pages + behind, page, dim), rows.dtype)
+    out[:, before : before + n_pages] = rows
     return out
