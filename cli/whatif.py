@@ -16,7 +16,10 @@ from kvtape.cli.simulation import (
     LinkLatency,
     Memory,
     Pace,
+    RayAddress,
     TrainedContext,
+    Workers,
+    executor_of,
     machine,
     workload,
 )
@@ -63,9 +66,8 @@ def whatif(
     pace: Pace = 1.0,
     affinity: Affinity = True,
     n_ctx_train: TrainedContext = None,
-    workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, help="Processes; the result is the same for any number.")
-    ] = 1,
+    workers: Workers = None,
+    ray: RayAddress = None,
     as_json: AsJson = False,
 ) -> int:
     """Simulate every combination and mark the Pareto front.
@@ -83,9 +85,7 @@ def whatif(
     from kvtape.cli.output import emit
     from kvtape.cli.progress import progress
     from kvtape.sim.costs.model import read_costs
-    from kvtape.sim.whatif.executors import Serial
     from kvtape.sim.whatif.grid import points_of, read_grid
-    from kvtape.sim.whatif.processes import Processes
     from kvtape.sim.whatif.sweep import sweep
 
     flags = {"policy": policy, "budget": budget, "slots": slots, "cold_tokens": cold_tokens, "block": block}
@@ -105,7 +105,7 @@ def whatif(
     points = points_of(axes, base)
     table = read_costs(costs)
     scripts, source, trained = workload(log, n_ctx_train)
-    executor = Processes(workers) if workers > 1 else Serial()
+    executor = executor_of(workers, ray)
     with progress("simulating") as shown:
         found = sweep(scripts, table, points, n_ctx_train=trained, executor=executor, progress=shown.update)
     body = whatif_body(found, points, base, table, source)

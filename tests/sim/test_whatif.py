@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvtape.backends.session import Session
 from kvtape.planner.specs import SpecError
 from kvtape.sim.errors import SimulationError
 from kvtape.sim.whatif.grid import points_of, read_grid
@@ -20,21 +19,14 @@ from kvtape.sim.whatif.sweep import sweep
 from kvtape.sim.world.reading import read_scripts
 from kvtape.sim.world.script import Script
 from kvtape.sim.world.settings import Settings
-from support.simulated import MemoryLog, flat_costs, recorded_toy
+from support.simulated import MemoryLog, flat_costs, play_two_turns, recorded_toy
 
 COSTS = flat_costs(prefill=10, decode=100, evict=1)
 
 
-def play(session: Session) -> None:
-    session.ensure_prefix([i % 50 for i in range(40)])
-    session.decode(12, stop_tokens=frozenset())
-    session.ensure_prefix([*session.tape, *range(9)])
-    session.decode(30, stop_tokens=frozenset())
-
-
 @pytest.fixture(scope="module")
 def scripts() -> tuple[Script, ...]:
-    return read_scripts(MemoryLog([recorded_toy(play, session_id=name) for name in ("a", "b")]))
+    return read_scripts(MemoryLog([recorded_toy(play_two_turns, session_id=name) for name in ("a", "b")]))
 
 
 def test_a_budget_is_the_context_and_what_a_policy_lacks() -> None:

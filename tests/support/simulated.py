@@ -109,3 +109,11 @@ def flat_costs(row_bytes: int = 100, *, without: Sequence[str] = (), **per_token
             rates = {"call": 0.0 if kind in ("plan", "session") else 1000.0, "token": per_token.get(kind, 0.0)}
             kinds[kind] = KindCosts(tuple(rates.get(term.name, 0.0) for term in terms))
     return CostTable(Origin(backend="toy", row_bytes=row_bytes, hypothetical=True), kinds)
+
+
+def play_two_turns(session: Session) -> None:
+    """A prompt of 40 tokens and one of 9 behind it, each with an answer: more than a context of 64 holds."""
+    session.ensure_prefix([i % 50 for i in range(40)])
+    session.decode(12, stop_tokens=frozenset())
+    session.ensure_prefix([*session.tape, *range(9)])
+    session.decode(30, stop_tokens=frozenset())
