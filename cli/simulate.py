@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvtape.cli.output import Section
     from kvtape.sim.costs.model import CostTable
     from kvtape.sim.world.running import Simulated
+    from kvtape.sim.world.sampling import Sample
     from kvtape.sim.world.script import Script
     from kvtape.sim.world.settings import Settings
 
@@ -67,6 +68,16 @@ def simulate(
     out: Annotated[
         Path | None, typer.Option("--log", metavar="OUT", help="Write the simulated events to a new log.")
     ] = None,
+    sample_sessions: Annotated[
+        float | None,
+        typer.Option(
+            "--sample-sessions", metavar="SHARE", help="With --log: write only so many of all sessions, 0.01."
+        ),
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option("--sample", metavar="N", help="With --log: write only N sessions.")
+    ] = None,
+    sample_seed: Annotated[int, typer.Option("--sample-seed", metavar="S", help="Draws which ones.")] = 0,
     as_json: AsJson = False,
 ) -> int:
     """Run a log's workload again in modelled time, decisions made anew.
@@ -85,6 +96,7 @@ def simulate(
     from kvtape.sim.world.failures import parse_slot_failure
     from kvtape.sim.world.running import simulate as run
 
+    drawn = _sample(out, sample_sessions, sample, sample_seed)
     settings = machine(
         policy=policy,
         n_ctx=n_ctx,
@@ -106,16 +118,35 @@ def simulate(
             found = run(scripts, settings, table, n_ctx_train=trained, progress=shown.update)
             digest = None
         else:
-            found, digest = _recorded(out, scripts, settings, table, trained, source)
+            found, digest = _recorded(out, scripts, settings, table, trained, source, drawn)
     body = _body(found, settings, table, source) | {"log": None if out is None else str(out), "run_digest": digest}
     emit("simulate", body, _sections(found), as_json=as_json)
     return 0
 
 
+def _sample(out: Path | None, share: float | None, count: int | None, seed: int) -> Sample | None:
+    from kvtape.backends.errors import UsageError
+    from kvtape.sim.world.sampling import Sample
+
+    if share is None and count is None:
+        return None
+    if out is None:
+        raise UsageError("--sample-sessions and --sample say which events are written; give --log too")
+    return Sample(share, count, seed)
+
+
 def _recorded(
-    out: Path, scripts: Sequence[Script], settings: Settings, costs: CostTable, trained: int | None, source: str
+    out: Path,
+    scripts: Sequence[Script],
+    settings: Settings,
+    costs: CostTable,
+    trained: int | None,
+    source: str,
+    sample: Sample | None,
 ) -> tuple[Simulated, str]:
-    """As `simulate`, with every event in a new log, sealed at the end. Its logical digest beside the result."""
+    """As `simulate`, with the events of all or of a sample in a new log, sealed at the end. Its logical digest too."""
+    from dataclasses import asdict
+
     from kvtape.backends.modelled.clock import VirtualTimeline
     from kvtape.cli.logs import opened
     from kvtape.cli.output import report_digest
@@ -131,11 +162,14 @@ def _recorded(
         "parent_digest": source,
         "costs_digest": report_digest(costs.to_json()),
         "n_ctx_train": trained,
+        "sample": None if sample is None else asdict(sample),
     }
     row = run_row("simulation", config, {"modelled": "1"}, 0)
     try:
         with recording(place, row, VirtualTimeline()) as recorder:
-            found = run(scripts, settings, costs, run_id=row.run_id, sinks=[recorder], n_ctx_train=trained)
+            found = run(
+                scripts, settings, costs, run_id=row.run_id, sinks=[recorder], sample=sample, n_ctx_train=trained
+            )
     except BaseException:
         # Half a recording is a record of what happened; half a simulation is nothing.
         for left in (place, head_path(place)):

@@ -16,6 +16,7 @@ from kvtape.sim.quality.reuse import least_prefilled
 from kvtape.sim.world.failures import failure_times
 from kvtape.sim.world.measures import Counter, TurnResult, summary
 from kvtape.sim.world.player import Done, Player, Setup
+from kvtape.sim.world.sampling import Sample
 from kvtape.sim.world.script import Script, Turn
 from kvtape.sim.world.server import Server
 from kvtape.sim.world.settings import Settings
@@ -49,10 +50,11 @@ def simulate(
     *,
     run_id: str = "simulated",
     sinks: Sequence[EventSink] = (),
+    sample: Sample | None = None,
     n_ctx_train: int | None = None,
     progress: Progress | None = None,
 ) -> Simulated:
-    """Run `scripts` on the machine that `settings` and `costs` describe; events go to `sinks`.
+    """Run `scripts` on the machine that `settings` and `costs` describe; events go to `sinks`, of a `sample` or of all.
 
     Raises SimulationError (costs of another model, nothing said of a context, ...), SpecError and UnsupportedOperation
     for a policy that the modelled engine cannot follow, Stalled when simulated time stands still. What does not fit
@@ -62,13 +64,17 @@ def simulate(
         check_costs(costs, script.row)
     asking = [script for script in scripts if script.turns]
     world = _World(settings, costs, run_id, sinks, progress, sum(len(s.turns) for s in asking), len(asking))
-    tenants = [_Tenant(world, script, n_ctx_train) for script in asking]
+    names = [script.row.session_id for script in asking]
+    told = frozenset(names) if sample is None else sample.of(names)
+    tenants = [_Tenant(world, script, n_ctx_train, told) for script in asking]
     for tenant in tenants:
         world.env.process(world.kept(tenant.live()))
     world.run()
     for tenant in tenants:
         tenant.player.close()
-    return world.result(tenants)
+    events = "all" if sample is None else sample.rule(len(told), len(names))
+    rules: dict[str, str] = {"events": events} if sinks else {}
+    return world.result(tenants, rules)
 
 
 @dataclass
@@ -120,7 +126,7 @@ class _World:
         if self.progress is not None:
             self.progress(len(self.turns), self.n_turns)
 
-    def result(self, tenants: Sequence[_Tenant]) -> Simulated:
+    def result(self, tenants: Sequence[_Tenant], rules: dict[str, str]) -> Simulated:
         least = sum(least_prefilled(t.script) for t in tenants)
         paid = self.counter.prefilled + self.counter.recomputed
         extra = {
@@ -143,7 +149,7 @@ class _World:
         if unknown is not None:
             assumed[f"retained attention mass is not known: {unknown}"] = None
         figures = summary(self.turns, self.counter, extra)
-        return Simulated(figures, tuple(self.turns), self.settings.rules(), tuple(assumed))
+        return Simulated(figures, tuple(self.turns), self.settings.rules() | rules, tuple(assumed))
 
 
 class _Asking:
@@ -164,7 +170,7 @@ class _Asking:
 class _Tenant:
     """A conversation: waits for its turns, for the machine, and carries them out."""
 
-    def __init__(self, world: _World, script: Script, n_ctx_train: int | None) -> None:
+    def __init__(self, world: _World, script: Script, n_ctx_train: int | None, told: frozenset[str]) -> None:
         self.name, self.script = script.row.session_id, script
         self.modelled = model_session(script, world.settings, world.costs, n_ctx_train)
         shape = self.modelled.shape
@@ -173,7 +179,8 @@ class _Tenant:
         self._world = world
         self._time = SimTimeline(world.env, world.link)
         self._slot_time = SlotTimeline(self._time)
-        sink = ChargingSink((world.counter, *world.sinks), world.asking, self._time)
+        sinks = world.sinks if self.name in told else ()
+        sink = ChargingSink((world.counter, *sinks), world.asking, self._time)
         setup = Setup(
             shape,
             self.modelled.policy,

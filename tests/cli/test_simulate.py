@@ -25,6 +25,29 @@ def costs(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twenty requests of a serving trace, half a second apart, every second one with the first one's beginning."""
+    folder = tmp_path_factory.mktemp("fleet")
+    rows = [
+        {"timestamp": 500 * i, "input_length": 1024, "output_length": 20, "hash_ids": [0 if i % 2 else i + 1, i + 50]}
+        for i in range(20)
+    ]
+    trace = folder / "trace.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    ran = kvtape("import", trace, "--format", "mooncake", "--log", folder / "fleet.duckdb")
+    assert ran.code == 0, ran.err
+    return folder / "fleet.duckdb"
+
+
+@pytest.fixture(scope="module")
+def fleet_costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("roof") / "costs.json"
+    spec = "flops=1e12,bytes_per_s=1e11,params=1e9,weight_bytes=1e9,row_bytes=1000"
+    assert kvtape("calibrate", "--roofline", spec, "--out", path).code == 0
+    return path
+
+
 def held(log: Path) -> list[Any]:
     with open_log(log) as tape:
         events = tape.events(tape.default_run().run_id, "main")
@@ -119,3 +142,39 @@ def test_a_roofline_needs_no_log_and_says_that_it_is_hypothetical(log: Path, tmp
     assert any("hypothetical" in text for text in simulated["assumed"])
     assert kvtape("calibrate").code == 2
     assert kvtape("calibrate", log, "--roofline", spec).code == 2
+
+
+def test_a_sample_of_the_events_is_a_log_like_any(fleet: Path, fleet_costs: Path, tmp_path: Path) -> None:
+    machine = ["--costs", fleet_costs, "--policy", "none", "--n-ctx", 4096, "--slots", 3]
+    ran = kvtape("simulate", fleet, *machine, "--json")
+    assert ran.code == 0, ran.err
+    out = tmp_path / "sampled.duckdb"
+    sampled = kvtape("simulate", fleet, *machine, "--log", out, "--sample-sessions", "0.2", "--json")
+    assert sampled.code == 0, sampled.err
+    every, some = json.loads(ran.out), json.loads(sampled.out)
+    assert every["figures"] == some["figures"]
+    assert "of 4 of 20 conversations" in some["rules"]["events"]
+    with open_log(out) as tape:
+        names = {row.session_id.partition("~")[0] for row in tape.sessions()}
+        assert json.loads(tape.default_run().config)["sample"] == {"count": None, "seed": 0, "share": 0.2}
+    assert len(names) == 4
+    for verb in (["verify", out], ["show", out], ["sql", out, "SELECT * FROM why_prefilled"]):
+        assert kvtape(*verb).code == 0
+    assert kvtape("simulate", fleet, *machine, "--sample", 2).code == 2
+
+
+def test_slots_that_all_die_are_a_counted_outcome(fleet: Path, fleet_costs: Path, tmp_path: Path) -> None:
+    machine = ["--costs", fleet_costs, "--policy", "none", "--n-ctx", 4096, "--slots", 2]
+    out = tmp_path / "died.duckdb"
+    ran = kvtape("simulate", fleet, *machine, "--slot-dies", "2", "--slot-dies", "4:1", "--log", out, "--json")
+    assert ran.code == 0, ran.err
+    body = json.loads(ran.out)
+    figures = body["figures"]
+    assert figures["slots_failed"] == 2
+    assert figures["served"] + figures["unserved"] == figures["turns"] == 20
+    assert figures["unserved"] > 0
+    assert any("no slot is left" in (t["why"] or "") for t in body["turns"])
+    assert kvtape("verify", out).code == 0
+    again = kvtape("simulate", fleet, *machine, "--slot-dies", "2", "--slot-dies", "4:1")
+    assert "no slot is left: 2 have failed" in again.out
+    assert kvtape("simulate", fleet, *machine, "--slot-dies", "1:2").code == 2
