@@ -42,7 +42,7 @@ class Pages:
 
 
 class PageStore:
-    """Rows that come and go. A forward appends behind the last one; surgery takes rows out and puts some in anywhere."""
+    """Rows that come and go. A forward appends behind the last one; surgery takes rows out and puts some anywhere."""
 
     def __init__(self, n_kv_head: int, head_dim_k: int, head_dim_v: int, dtype: np.dtype[Any]) -> None:
         self._keys: Floats = np.zeros((n_kv_head, 0, PAGE, head_dim_k), dtype)

@@ -18,6 +18,7 @@ from support.engines import load_engine
 from support.llama_tiny import model_file
 from support.oracle import OracleModel, OracleSession
 from support.reference import SHAPES, text, weights
+from support.rewritten_gguf import rewrite_gguf
 from support.tiny_gguf import write_tiny
 
 N = 300
@@ -77,27 +78,15 @@ def test_float32_is_close_to_float64(shape: str) -> None:
 
 def _rope_variant(path: Path, key: str) -> Path:
     """A tiny llama with a table of frequency factors, or with linear scaling."""
-    write_tiny(path, "llama")
-    reader = gguf.GGUFReader(str(path))
-    writer = gguf.GGUFWriter(path.with_suffix(".out"), "llama")
-    for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture":
-            continue
-        value = field.contents()
-        kind = field.types[0]
-        writer.add_key_value(name, value, kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
-    if key == "linear":
+
+    def scaling(writer: gguf.GGUFWriter) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(2.5)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, np.array(tensor.data))
-    if key == "factors":
-        writer.add_tensor("rope_freqs.weight", np.linspace(1, 8, 16, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path.with_suffix(".out")
+
+    plain, target = write_tiny(path, "llama"), path.with_suffix(".out")
+    if key == "linear":
+        return rewrite_gguf(plain, target, keys=scaling)
+    return rewrite_gguf(plain, target, more={"rope_freqs.weight": np.linspace(1, 8, 16, dtype=np.float32)})
 
 
 @pytest.mark.parametrize("key", ["factors", "linear"])
@@ -122,21 +111,11 @@ def test_an_unknown_model_is_refused_by_name(arch: str, shape: dict[str, object]
         Weights(model_file(arch, **shape))
 
 
-def test_a_tensor_without_a_use_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model with biases the forward does not add would be another model."""
-    from support import tiny_gguf
-
-    monkeypatch.setattr(tiny_gguf._Weights, "_feed_forward", _with_scales(tiny_gguf._Weights._feed_forward))
+def test_a_tensor_without_a_use_is_a_refusal(tmp_path: Path) -> None:
+    """A forward without it would be another model's."""
+    extra = {"blk.1.attn_scale.weight": np.ones(8, np.float32)}
     with pytest.raises(ModelUnsupported, match=r"no use for blk\.\*\.attn_scale\.weight"):
-        Weights(write_tiny(tmp_path / "odd.gguf", "llama"))
-
-
-def _with_scales(original: object) -> object:
-    def feed_forward(self: object, block: str) -> None:
-        original(self, block)  # type: ignore[operator]
-        self._ones(block + "attn_scale", 8)  # type: ignore[attr-defined]
-
-    return feed_forward
+        Weights(rewrite_gguf(model_file("llama"), tmp_path / "odd.gguf", more=extra))
 
 
 def test_what_a_forward_shows() -> None:
