@@ -20,6 +20,7 @@ from kvtape.cli import (
     doctor,
     explain,
     export,
+    fleet,
     import_,
     merge,
     record,
@@ -55,6 +56,7 @@ app.command()(calibrate.calibrate)
 app.command()(simulate.simulate)
 app.command()(whatif.whatif)
 app.command()(curve.curve)
+app.command()(fleet.fleet)
 app.command()(explain.explain)
 app.command("eval")(evaluate)
 app.command()(repair.repair)

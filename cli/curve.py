@@ -104,28 +104,21 @@ def _budgets(text: str | None) -> list[int] | Literal["all"] | None:
 
 
 def _trace(source: str, format_name: str, block_tokens: int | None) -> BlockTrace:
-    from kvtape.cli.args import log_place
-    from kvtape.cli.files import is_database
+    from kvtape.cli.block_source import is_log, noted, require_log_alone
 
-    if source != "-" and (source.startswith("parquet://") or Path(source).is_dir() or is_database(Path(source))):
+    if is_log(source):
+        from kvtape.cli.args import log_place
         from kvtape.cli.logs import opened
-        from kvtape.sim.blocks.errors import CurveError
         from kvtape.sim.blocks.from_log import read_log
 
-        if format_name != "auto" or block_tokens is not None:
-            raise CurveError(f"{source}: a log; --format and --block-tokens are for traces")
+        require_log_alone(source, format_name, block_tokens)
         with opened(log_place(source)) as log:
             return read_log(log)
-    from kvtape.cli.output import note
     from kvtape.sim.blocks.from_file import read_trace_file
-    from kvtape.traces.importers.notes import Notes
     from kvtape.traces.importers.protocol import Asked
 
-    notes = Notes()
-    trace = read_trace_file(source, format_name=format_name, asked=Asked(block_tokens), notes=notes)
-    for warned in notes.warnings():
-        note(f"kvtape: {warned.file}, line {warned.line} ({warned.count} such): {warned.text}")
-    return trace
+    with noted() as notes:
+        return read_trace_file(source, format_name=format_name, asked=Asked(block_tokens), notes=notes)
 
 
 def _draw(path: Path, found: Curve) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvtape.sim.blocks.errors import NoBlocks
 
-__all__ = ["BlockTrace", "Ids", "Ints", "index_kind", "made_trace"]
+__all__ = ["BlockTrace", "Ids", "Ints", "Requests", "index_kind", "made_trace"]
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 Ints = npt.NDArray[np.signedinteger[Any]]
@@ -47,6 +47,18 @@ class BlockTrace:
     @property
     def n_accesses(self) -> int:
         return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """A trace with its times: `at_ns` int64 [requests], when each came; `prompts`, `outputs` int64 [requests], the
+    tokens it brought and the tokens it was answered with.
+    """
+
+    trace: BlockTrace
+    at_ns: Ints
+    prompts: Ints
+    outputs: Ints
 
 
 def made_trace(

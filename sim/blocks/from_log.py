@@ -7,21 +7,21 @@ Generated tokens are asked for by nobody: they enter with the first prompt that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from kvtape.sim.blocks.block_trace import BlockTrace
+from kvtape.sim.blocks.block_trace import BlockTrace, Requests
 from kvtape.sim.blocks.errors import CurveError
 from kvtape.sim.blocks.gathering import Gathering
 from kvtape.traces.database import readable
 from kvtape.traces.hash_tape import HashTape
 from kvtape.traces.reader import Log
 
-__all__ = ["read_log"]
+__all__ = ["read_log", "read_log_requests"]
 
 _QUERY = """
 SELECT e.session_id, e.seq, e.at_ns, e.op::VARCHAR AS op, e.start, e.stop, e.n_tokens, e.reason, e.snapshot_id,
@@ -32,11 +32,20 @@ WHERE e.run_id = ? AND e.op IN ('prompt', 'generate', 'prefill', 'decode', 'trun
 ORDER BY e.session_id, e.seq
 """
 
+_ANSWERS = """
+SELECT session_id, prompt, coalesce(sum(n_tokens) FILTER (op = 'decode'), sum(n_tokens) FILTER (op = 'generate'), 0)
+FROM (SELECT session_id, op::VARCHAR AS op, n_tokens,
+             count(*) FILTER (op = 'prompt') OVER (PARTITION BY session_id ORDER BY seq) AS prompt
+      FROM events WHERE run_id = ? AND op IN ('prompt', 'generate', 'decode'))
+WHERE op <> 'prompt' GROUP BY ALL
+"""
+"""Tokens of the answer to each prompt of a session, the first being 1: those that came, or else that were asked for."""
+
 _ENDS_A_PROMPT = frozenset({"prompt", "generate", "decode", "snapshot", "restore", "lost", "close"})
 
 
 class _Asked(NamedTuple):
-    """A prompt: when, the line of its source, whose, and the ids of its blocks of `size` tokens."""
+    """A prompt: when, the line of its source, whose, which of it, and the ids of its blocks of `size` tokens."""
 
     at_ns: int
     line: int
@@ -45,6 +54,7 @@ class _Asked(NamedTuple):
     n_tokens: int
     ids: list[int]
     size: int | None
+    number: int
 
 
 @dataclass(slots=True)
@@ -54,6 +64,7 @@ class _Session:
     session_id: str
     tape: HashTape = field(default_factory=HashTape)
     pending: _Asked | None = None
+    prompts: int = 0
 
 
 def read_log(log: Log, run_id: str | None = None) -> BlockTrace:
@@ -62,13 +73,27 @@ def read_log(log: Log, run_id: str | None = None) -> BlockTrace:
     Prompts that were refused or failed were not admitted and do not count. Raises NoBlocks, NoSuchRow, LogUnreadable.
     """
     run = run_id if run_id is not None else log.default_run().run_id
+    return _gathered(log, run, {}).trace(log.logical_digest(run), ordered=True)
+
+
+def read_log_requests(log: Log, run_id: str | None = None) -> Requests:
+    """The same with the time and the answer of each. Raises as `read_log`."""
+    run = run_id if run_id is not None else log.default_run().run_id
+    with readable(log.path):
+        rows = log.connection.sql(_ANSWERS, params=[run]).fetchall()
+    answers = {(session, number): int(n) for session, number, n in rows}
+    return _gathered(log, run, answers).requests(log.logical_digest(run))
+
+
+def _gathered(log: Log, run: str, answers: Mapping[tuple[str, int], int]) -> Gathering:
     found = sorted(_prompts(log, run), key=lambda asked: asked[:4])
     if not found:
         raise CurveError(f"{log.path}: run {run} has no prompt; a curve needs requests")
     gathering = Gathering(str(log.path))
-    for at_ns, _, _, _, n_tokens, ids, size in found:
-        gathering.add(at_ns, n_tokens, ids, size)
-    return gathering.trace(log.logical_digest(run), ordered=True)
+    for asked in found:
+        answer = answers.get((asked.session, asked.number), 0)
+        gathering.add(asked.at_ns, asked.n_tokens, asked.ids, asked.size, answer)
+    return gathering
 
 
 def _prompts(log: Log, run: str) -> Iterator[_Asked]:
@@ -90,8 +115,10 @@ def _follow(session: _Session, row: dict[str, Any]) -> Iterator[_Asked]:
     if op in _ENDS_A_PROMPT:
         yield from _taken(session)
     if op == "prompt":
+        session.prompts += 1
         n_tokens = row["n_tokens"] + (row["start"] if row["reason"] == "suffix" else 0)
-        asked = _Asked(row["at_ns"], _line(row), session.session_id, row["seq"], n_tokens, ids or [], size)
+        place = row["at_ns"], _line(row), session.session_id, row["seq"]
+        asked = _Asked(*place, n_tokens, ids or [], size, session.prompts)
         if ids is None:
             session.pending = asked
         else:

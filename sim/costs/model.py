@@ -95,6 +95,10 @@ class CostTable:
             rates = self._known[work.kind] = self._rates(work.kind)
         return round(math.fsum(r * c for r, c in zip(rates, counts(work), strict=True)))
 
+    def rates(self, kind: WorkKind) -> dict[str, float]:
+        """ns by name of the terms of `kind`, a stand-in's where it has none. Raises CostsError as `cost_ns`."""
+        return dict(zip((term.name for term in TERMS[kind]), self._rates(kind), strict=True))
+
     def stand_in(self, kind: WorkKind) -> WorkKind | None:
         """Whose rates price `kind`: itself, a stand-in, or None."""
         return next((k for k in (kind, *_STAND_INS.get(kind, ())) if k in self.kinds), None)

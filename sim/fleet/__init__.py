@@ -1,0 +1,1 @@
+"""A fleet's requests over one pool of prefix blocks, in modelled time: block by block, not token by token."""
