@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,12 +16,23 @@ from kvtape.backends.reference.dispatch import LayerRows, advance
 from kvtape.backends.reference.engine import EngineInfo, Memory, StateHandle, StateMask
 from kvtape.backends.reference.errors import EmptyPrompt, ExecutionRefused, StateInvalidated
 from kvtape.backends.reference.ffn import FfnRouter
-from kvtape.backends.reference.state_dump import Dumping, StepState
+from kvtape.backends.reference.state_dump import Dumping, StepState, joined
 from kvtape.backends.reference.steps import embed
 from kvtape.backends.reference.tokens import Ids, checked_tokens
 from kvtape.backends.reference.weights import Weights
 
-__all__ = ["SessionEngine"]
+__all__ = ["EngineSnapshot", "SessionEngine"]
+
+_NOT_OF_THE_SESSION = frozenset({"info", "mask", "last_state", "_dumps"})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """A session of the engine `spec`, apart from it: nothing that the engine does later changes it."""
+
+    spec: str
+    n_tokens: int
+    state: Mapping[str, Any]
 
 
 class SessionEngine(ABC):
@@ -34,20 +49,16 @@ class SessionEngine(ABC):
         self._n_tokens = 0
         self._lost: str | None = None
         self._counts: dict[str, int] = {}
+        self._dumps: list[StepState] = []
 
     def prefill(self, weights: Weights, ffn: FfnRouter, tokens: Sequence[int]) -> Floats:
         ids = checked_tokens(tokens, weights.n_vocab)
         why = self._obstacle(weights)
         if why:
             raise ExecutionRefused("unsupported", f"{self.info.name}: {why}")
-        before = self._counts
-        self._counts = {}
-        try:
+        with self._new_session():
             hidden = self._begin(weights, ffn, ids)
-        except BaseException:
-            self._counts = before
-            raise
-        self._weights, self._n_tokens, self._lost = weights, len(ids), None
+            self._bind(weights, len(ids))
         return hidden
 
     def decode_step(self, weights: Weights, ffn: FfnRouter, token: int) -> Floats:
@@ -55,10 +66,9 @@ class SessionEngine(ABC):
             raise StateInvalidated(self._lost)
         if self._weights is None:
             raise EmptyPrompt("decode_step before any prefill; prefill a prompt first")
-        if weights is not self._weights:
-            raise ExecutionRefused("binding_defect", f"{self.info.name} was prefilled with other weights")
+        self._bound(weights)
         ids = checked_tokens([token], weights.n_vocab)
-        before = dict(self._counts)
+        before, self._dumps = dict(self._counts), []
         try:
             hidden = self._step(weights, ffn, ids)
         except BaseException as err:
@@ -66,7 +76,24 @@ class SessionEngine(ABC):
             self._counts = before
             raise
         self._n_tokens += 1
+        self.last_state = joined(self._dumps)
         return hidden
+
+    def snapshot(self) -> EngineSnapshot:
+        """A copy of the session. Raises EmptyPrompt before any prefill, StateInvalidated where the state is lost."""
+        if self._lost:
+            raise StateInvalidated(self._lost)
+        if self._weights is None:
+            raise EmptyPrompt("no session to copy before any prefill; prefill a prompt first")
+        state = {name: value for name, value in vars(self).items() if name not in _NOT_OF_THE_SESSION}
+        return EngineSnapshot(self.info.spec, self._n_tokens, _copied(state, self._weights))
+
+    def restore(self, snapshot: EngineSnapshot) -> None:
+        """Go on from a copy, as often as wanted. Raises ExecutionRefused for one of another spec."""
+        if snapshot.spec != self.info.spec:
+            raise ExecutionRefused("binding_defect", f"{self.info.spec} cannot go on from a copy of {snapshot.spec}")
+        vars(self).update(_copied(snapshot.state, snapshot.state["_weights"]))
+        self.last_state = None
 
     def stage_summary(self) -> Mapping[str, int]:
         return dict(self._counts)
@@ -106,8 +133,29 @@ class SessionEngine(ABC):
         dump = Dumping(rows, self.mask)
         hidden = advance(weights, ffn, embed(weights, ids), positions, dump)
         self._count("rows_computed", len(ids))
-        self.last_state = dump.state(positions)
+        state = dump.state(positions)
+        if state is not None:
+            self._dumps.append(state)
         return hidden
+
+    @contextmanager
+    def _new_session(self) -> Iterator[None]:
+        """Counters and dump begin anew; an exception within leaves the session that there was."""
+        before, self._counts, self._dumps = self._counts, {}, []
+        try:
+            yield
+        except BaseException:
+            self._counts = before
+            raise
+        self.last_state = joined(self._dumps)
+
+    def _bind(self, weights: Weights, n_tokens: int) -> None:
+        self._weights, self._n_tokens, self._lost = weights, n_tokens, None
+
+    def _bound(self, weights: Weights) -> None:
+        """Raises ExecutionRefused where `weights` are not those of the prefill."""
+        if weights is not self._weights:
+            raise ExecutionRefused("binding_defect", f"{self.info.name} was prefilled with other weights")
 
     def _count(self, what: str, n: int = 1) -> None:
         self._counts[what] = self._counts.get(what, 0) + n
@@ -124,3 +172,8 @@ class SessionEngine(ABC):
             raise EmptyPrompt("no row to read before any prefill; prefill a prompt first")
         if not 0 <= layer < self._weights.architecture.n_layer:
             raise IndexError(f"layer {layer} of a model with {self._weights.architecture.n_layer}")
+
+
+def _copied(state: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
+    """Everything anew but the weights, which no session changes."""
+    return {name: copy.deepcopy(value, {id(weights): weights}) for name, value in state.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from kvtape.backends.reference.dispatch import LayerRows, NewRows, Seen
 from kvtape.backends.reference.engine import StateMask
 from kvtape.backends.reference.steps import Positions
 
-__all__ = ["Dumping", "StepState"]
+__all__ = ["Dumping", "StepState", "joined"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +50,17 @@ class Dumping:
             keys=np.stack([new.keys for new in self._passed]) if full else None,
             values=np.stack([new.values for new in self._passed]) if full else None,
         )
+
+
+def joined(states: Sequence[StepState]) -> StepState | None:
+    """The states of a call that ran in several parts, as one; None for no part."""
+    if len(states) < 2:
+        return states[0] if states else None
+    keys = [state.keys for state in states if state.keys is not None]
+    values = [state.values for state in states if state.values is not None]
+    return StepState(
+        positions=np.concatenate([state.positions for state in states]),
+        h=np.concatenate([state.h for state in states], axis=1),
+        keys=np.concatenate(keys, axis=1) if keys else None,
+        values=np.concatenate(values, axis=1) if values else None,
+    )
