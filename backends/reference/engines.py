@@ -18,7 +18,7 @@ from kvtape.planner.grammar import OptionValue, Spec, SpecError, choose_name, pa
 
 __all__ = ["EngineChoice", "engine_entries", "engine_names", "make_engine", "parse_engine"]
 
-_MODULES: Final = ("standard", "no_cache")
+_MODULES: Final = ("standard", "no_cache", "turbo_quant")
 """In the order of lists: the reference first."""
 
 

@@ -21,6 +21,7 @@ from support.reference import play, text
 KV_SPECS = {
     "no-cache": "no-cache",
     "standard": "standard:window=24",
+    "turbo-quant": "tq3",
 }
 RETRIEVAL: frozenset[str] = frozenset()
 CELLS = [(spec, storage) for spec in sorted(KV_SPECS.values()) for storage in ("f16", "q4_0", "q8_0")]
