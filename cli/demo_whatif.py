@@ -31,6 +31,7 @@ def demo_whatif(tape: Log, trained: int) -> tuple[dict[str, Any], dict[str, Any]
     from kvtape.cli.whatif import whatif_body
     from kvtape.sim.costs.calibrate import calibrate
     from kvtape.sim.whatif.grid import points_of
+    from kvtape.sim.whatif.rows import Draws
     from kvtape.sim.whatif.sweep import sweep
     from kvtape.sim.world.reading import read_scripts
     from kvtape.sim.world.settings import Settings
@@ -40,7 +41,7 @@ def demo_whatif(tape: Log, trained: int) -> tuple[dict[str, Any], dict[str, Any]
     base = Settings(arrivals="closed")
     points = points_of({"policy": POLICIES, "budget": BUDGETS}, base)
     found = sweep(scripts, costs, points, n_ctx_train=trained)
-    body = whatif_body(found, points, base, costs, tape.logical_digest())
+    body = whatif_body(found, points, base, costs, tape.logical_digest(), Draws())
     return costs.to_json(), body | {"recorded": _recorded_again(tape, scripts, costs, trained)}
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvtape.sim.whatif.executors import Executor
+    from kvtape.sim.whatif.rows import Draws
     from kvtape.sim.world.script import Script
     from kvtape.sim.world.settings import Settings
 
@@ -23,8 +24,11 @@ __all__ = [
     "Memory",
     "Pace",
     "RayAddress",
+    "Seed",
+    "Seeds",
     "TrainedContext",
     "Workers",
+    "draws_of",
     "executor_of",
     "machine",
     "workload",
@@ -62,6 +66,15 @@ TrainedContext = Annotated[
         help="The model's trained context; default: the model's, where it is found.",
     ),
 ]
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds", metavar="N", min=1, help="Draw arrivals anew N times, for intervals. Default: as recorded."
+    ),
+]
+Seed = Annotated[
+    int | None, typer.Option("--seed", metavar="S", min=0, max=2**63 - 1, help="Of what is drawn; default: 0.")
+]
 Workers = Annotated[
     int | None,
     typer.Option(
@@ -79,6 +92,16 @@ RayAddress = Annotated[
         help="Simulate on a Ray cluster: local (starts one), auto, HOST:PORT or ray://HOST:PORT (extra ray).",
     ),
 ]
+
+
+def draws_of(seeds: int | None, seed: int | None) -> Draws:
+    """How arrivals are drawn. Raises UsageError for a seed of nothing."""
+    from kvtape.backends.errors import UsageError
+    from kvtape.sim.whatif.rows import Draws
+
+    if seed is not None and (seeds or 1) == 1:
+        raise UsageError("--seed is of the arrivals that --seeds draws; give --seeds 2 or more")
+    return Draws(seeds or 1, seed or 0)
 
 
 def executor_of(workers: int | None, ray: str | None) -> Executor:

@@ -17,8 +17,11 @@ from kvtape.cli.simulation import (
     Memory,
     Pace,
     RayAddress,
+    Seed,
+    Seeds,
     TrainedContext,
     Workers,
+    draws_of,
     executor_of,
     machine,
     workload,
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from kvtape.cli.output import Section
     from kvtape.sim.costs.model import CostTable
     from kvtape.sim.whatif.grid import Point
+    from kvtape.sim.whatif.rows import Draws
     from kvtape.sim.whatif.sweep import Swept
     from kvtape.sim.world.settings import Settings
 
@@ -66,6 +70,8 @@ def whatif(
     pace: Pace = 1.0,
     affinity: Affinity = True,
     n_ctx_train: TrainedContext = None,
+    seeds: Seeds = None,
+    seed: Seed = None,
     workers: Workers = None,
     ray: RayAddress = None,
     as_json: AsJson = False,
@@ -85,14 +91,16 @@ def whatif(
     from kvtape.cli.output import emit
     from kvtape.cli.progress import progress
     from kvtape.sim.costs.model import read_costs
-    from kvtape.sim.whatif.grid import points_of, read_grid
+    from kvtape.sim.whatif.grid import Grid, points_of, read_grid
     from kvtape.sim.whatif.sweep import sweep
 
+    given = Grid({}, seeds, seed) if grid is None else read_grid(grid)
     flags = {"policy": policy, "budget": budget, "slots": slots, "cold_tokens": cold_tokens, "block": block}
-    if grid is not None and any(flags.values()):
+    if grid is not None and (any(flags.values()) or seeds is not None or seed is not None):
         raise UsageError(
-            "--grid has the lists itself; leave out --policy, --budget, --slots, --cold-tokens and --block"
+            "--grid has these itself; leave out --policy, --budget, --slots, --cold-tokens, --block, --seeds and --seed"
         )
+    draws = draws_of(given.seeds, given.seed)
     base = machine(
         memory=memory,
         link=link,
@@ -101,26 +109,32 @@ def whatif(
         pace=pace,
         affinity=affinity,
     )
-    axes = read_grid(grid) if grid is not None else {name: values or [] for name, values in flags.items()}
+    axes = given.axes if grid is not None else {name: values or [] for name, values in flags.items()}
     points = points_of(axes, base)
     table = read_costs(costs)
     scripts, source, trained = workload(log, n_ctx_train)
     executor = executor_of(workers, ray)
     with progress("simulating") as shown:
-        found = sweep(scripts, table, points, n_ctx_train=trained, executor=executor, progress=shown.update)
-    body = whatif_body(found, points, base, table, source)
+        found = sweep(
+            scripts, table, points, n_ctx_train=trained, draws=draws, executor=executor, progress=shown.update
+        )
+    body = whatif_body(found, points, base, table, source, draws)
     emit("whatif", body, whatif_sections(body), as_json=as_json)
     return 0
 
 
-def whatif_body(found: Swept, points: Sequence[Point], base: Settings, costs: CostTable, source: str) -> dict[str, Any]:
+def whatif_body(
+    found: Swept, points: Sequence[Point], base: Settings, costs: CostTable, source: str, draws: Draws
+) -> dict[str, Any]:
     """What `--json` prints."""
     from kvtape.cli.output import report_digest
     from kvtape.sim.whatif.pareto import compared
+    from kvtape.sim.whatif.rows import draw_rules
 
     costs_digest = report_digest(costs.to_json())
-    config = {"points": [p.settings.as_dict() for p in points], "costs": costs_digest}
-    rules = {k: v for k, v in base.rules().items() if k != "slots"}
+    drawn = {"seeds": draws.count, "seed": None if draws.count == 1 else draws.seed}
+    config = {"points": [p.settings.as_dict() for p in points], "costs": costs_digest, **drawn}
+    rules = {k: v for k, v in base.rules().items() if k != "slots"} | draw_rules(base, draws)
     return {
         "rows": found.rows,
         "objectives": compared(found.rows),
@@ -130,7 +144,7 @@ def whatif_body(found: Swept, points: Sequence[Point], base: Settings, costs: Co
         "source_digest": source,
         "costs_digest": costs_digest,
         "config_digest": report_digest(config),
-        "seed": None,
+        **drawn,
     }
 
 
@@ -140,9 +154,13 @@ def whatif_sections(body: dict[str, Any]) -> list[Section]:
 
     varied = [name for name in ("slots", "cold_tokens", "block") if len({row[name] for row in body["rows"]}) > 1]
     columns = ("", "policy", "budget", *(name.replace("_", " ") for name in varied))
-    columns += ("not served", "TTFT p50 s", "p95 s", "TPOT p50 ms", "p95 ms", "peak KV MiB", "recomputed", "forgotten")
+    drawn = body["seeds"] > 1
+    columns += ("not served", "TTFT p50 s", "p95 s", "TPOT p50 ms", "p95 ms")
+    columns += ("TTFT p95, 95 %", "TPOT p95, 95 %") if drawn else ()
+    columns += ("peak KV MiB", "recomputed", "forgotten")
     attended = any(row["retained_mass"] is not None for row in body["rows"])
     columns += ("retained mass", "worst turn", "opt") if attended else ()
+    columns += ("front share",) if drawn else ()
     rows, errors = [], []
     for row in body["rows"]:
         key = ("*" if row["pareto"] else "", row["policy"], row["budget"], *(row[name] for name in varied))
@@ -153,7 +171,9 @@ def whatif_sections(body: dict[str, Any]) -> list[Section]:
         times += [_scaled(row[f"tpot_{p}_ns"], 6) for p in ("p50", "p95")]
         paid = (row["peak_kv_bytes"] / 2**20, row["recomputed_tokens"], row["forgotten_tokens"])
         mass = (row["retained_mass"], row["retained_mass_worst"], row["opt_retained_mass"]) if attended else ()
-        rows.append((*key, row["not_served"], *times, *paid, *mass))
+        spread = [_between(row, f"{kind}_p95_ns", power) for kind, power in (("ttft", 9), ("tpot", 6))] if drawn else []
+        shares = (row["pareto_share"],) if drawn else ()
+        rows.append((*key, row["not_served"], *times, *spread, *paid, *mass, *shares))
     sections = [Section("what if (* serves most turns, and nothing that does beats it in everything)", columns, rows)]
     if errors:
         sections.append(Section("cannot be", ("policy", "budget", "why"), errors))
@@ -165,3 +185,9 @@ def whatif_sections(body: dict[str, Any]) -> list[Section]:
 
 def _scaled(ns: int | None, power: int) -> float | None:
     return None if ns is None else ns / 10**power
+
+
+def _between(row: dict[str, Any], name: str, power: int) -> str | None:
+    """The interval of a figure as text."""
+    found = row["intervals"][name]
+    return None if found is None else f"{found['low'] / 10**power:.3g}..{found['high'] / 10**power:.3g}"

@@ -14,9 +14,13 @@ from kvtape.planner.specs import DEFAULT_SINK, POLICY_NAMES, PolicySpec, SpecErr
 from kvtape.sim.errors import SimulationError
 from kvtape.sim.world.settings import Settings
 
-__all__ = ["AXES", "Point", "points_of", "read_grid"]
+__all__ = ["AXES", "Grid", "Point", "points_of", "read_grid"]
 
 AXES: Final = ("policy", "budget", "slots", "cold_tokens", "block")
+
+_DRAWS: Final = ("seeds", "seed")
+_LEAST: Final = {"policy": None, "budget": 2, "slots": 1, "cold_tokens": 0, "block": 1, "seeds": 1, "seed": 0}
+"""The least that a grid file may say; None: text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +91,66 @@ def _at(text: str, budget: int | None) -> PolicySpec:
     return policy_with(spec, given)
 
 
-def read_grid(path: Path) -> dict[str, list[Any]]:
-    """The axes in a JSON file, `{"policy": [...], "budget": [...], ...}`. Raises SimulationError with what is wrong."""
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What a grid file says: `axes` by name, and how arrivals are drawn, where it says so."""
+
+    axes: dict[str, list[Any]]
+    seeds: int | None = None
+    seed: int | None = None
+
+
+def read_grid(path: Path) -> Grid:
+    """A JSON file, `{"policy": [...], "budget": [...], ...}`. Raises SimulationError with what is wrong."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except FileNotFoundError:
         raise SimulationError(f"{path}: no such file; a grid is JSON, {_shape()}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError):
+    except _Twice as err:
+        raise SimulationError(f"{path}: {err} is there twice; put its values in one list") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
         raise SimulationError(f"{path}: not JSON; a grid is {_shape()}") from None
-    if not isinstance(value, dict) or not set(value) <= set(AXES):
-        unknown = sorted(set(value) - set(AXES)) if isinstance(value, dict) else []
-        raise SimulationError(f"{path}: {', '.join(unknown) or 'this'} is not known; a grid is {_shape()}")
-    for name, entries in value.items():
-        specs = name == "policy"
-        if not isinstance(entries, list) or not all(isinstance(e, str) if specs else _whole(e) for e in entries):
-            raise SimulationError(f"{path}: {name} must be a list of {'specs' if specs else 'whole numbers'}")
-    return value
+    if not isinstance(value, dict):
+        raise SimulationError(f"{path}: no object; a grid is {_shape()}")
+    try:
+        for name in value:
+            choose_name("name in a grid", name, (*AXES, *_DRAWS))
+    except SpecError as err:
+        raise SimulationError(f"{path}: {err}") from None
+    for name, least in _LEAST.items():
+        if name in value:
+            _check_values(path, name, value[name], least)
+    return Grid({name: value[name] for name in AXES if name in value}, value.get("seeds"), value.get("seed"))
 
 
-def _whole(value: Any) -> bool:
-    return type(value) is int and value >= 0
+def _check_values(path: Path, name: str, given: Any, least: int | None) -> None:
+    if name in _DRAWS:
+        fits, what = _fits(given, least), f"one whole number of at least {least}"
+    else:
+        fits = isinstance(given, list) and bool(given) and all(_fits(entry, least) for entry in given)
+        what = "a list of " + ("specs" if least is None else f"whole numbers of at least {least}")
+    if not fits:
+        raise SimulationError(f"{path}: {name} must be {what}")
+
+
+class _Twice(Exception):
+    pass
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for i, (name, _) in enumerate(pairs):
+        if name in [other for other, _ in pairs[:i]]:
+            raise _Twice(name)
+    return dict(pairs)
+
+
+def _fits(value: Any, least: int | None) -> bool:
+    """Whether it is a whole number that the axis takes; for specs, which have no least, whether it is text."""
+    return isinstance(value, str) if least is None else type(value) is int and least <= value < 2**63
 
 
 def _shape() -> str:
-    return '{"policy": ["stream"], "budget": [512], "slots": [2], "cold_tokens": [0], "block": [32]}'
+    return (
+        '{"policy": ["stream"], "budget": [512], "slots": [2], "cold_tokens": [0], "block": [32], '
+        '"seeds": 20, "seed": 0}; all but policy may be left out'
+    )

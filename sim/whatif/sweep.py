@@ -1,58 +1,33 @@
-"""Carrying a what-if out: one simulation a point, wherever they run; the rows are the same."""
+"""Carrying a what-if out: every point simulated, wherever that runs, and the front marked; the rows are the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from kvtape.planner.specs import parse_spec
 from kvtape.sim.costs.model import CostTable
 from kvtape.sim.errors import SimulationError
-from kvtape.sim.quality.meter import FIGURES as MASS_FIGURES
+from kvtape.sim.whatif.arrivals import has_choice
 from kvtape.sim.whatif.executors import Executor, Serial
 from kvtape.sim.whatif.grid import Point
 from kvtape.sim.whatif.pareto import mark_front
-from kvtape.sim.whatif.point import Outcome, Task, Workload, run_task
+from kvtape.sim.whatif.point import Workload, run_task
+from kvtape.sim.whatif.rows import Draws, Progress, front_shares, simulated
 from kvtape.sim.world.script import Script
+from kvtape.sim.world.settings import Arrivals
 from kvtape.sim.world.shapes import check_costs
 
-__all__ = ["Swept", "sweep"]
-
-Progress = Callable[[int, int], None]
-
-_FIGURES: Final = (
-    "turns",
-    "served",
-    "cut_short",
-    "refused",
-    "unserved",
-    "ttft_p50_ns",
-    "ttft_p95_ns",
-    "tpot_p50_ns",
-    "tpot_p95_ns",
-    "latency_p50_ns",
-    "latency_p95_ns",
-    "queued_p95_ns",
-    "end_ns",
-    "peak_kv_bytes",
-    "prefilled_tokens",
-    "reused_tokens",
-    "forgotten_tokens",
-    "recomputed_tokens",
-    "evicted_tokens",
-    "admitted_tokens",
-    "displaced",
-    "not_repeated",
-    *MASS_FIGURES,
-    "opt_prefilled_tokens",
-    "prefill_regret_tokens",
-)
+__all__ = ["Swept", "sweep", "without_choice"]
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """One row a point, in the order of the points; `assumed` by any of them."""
+    """One row a point, in the order of the points; `assumed` by any of them.
+
+    `pareto` of a row: on the front of the medians; `pareto_share`: of the draws in which it is on the front, None
+    where arrivals are as recorded.
+    """
 
     rows: list[dict[str, Any]]
     assumed: list[str]
@@ -64,6 +39,7 @@ def sweep(
     points: Sequence[Point],
     *,
     n_ctx_train: int | None = None,
+    draws: Draws | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
 ) -> Swept:
@@ -71,35 +47,25 @@ def sweep(
 
     Raises SimulationError for costs of another model and when no point can be, and what `executor` raises.
     """
+    draws = draws or Draws()
     for script in scripts:
         check_costs(costs, script.row)
-    workload = Workload(tuple(scripts), costs, n_ctx_train)
-    outcomes: dict[int, Outcome] = {}
-    tasks = [Task(point) for point in points]
+    workload = Workload(tuple(scripts), costs, n_ctx_train, draws.seed)
     with (executor or Serial()).open(run_task, workload) as run:
-        for index, outcome in run(tasks):
-            outcomes[index] = outcome
-            if progress is not None:
-                progress(len(outcomes), len(tasks))
-    found = [outcomes[i] for i in range(len(tasks))]
-    rows = [_row(point, outcome) for point, outcome in zip(points, found, strict=True)]
-    if rows and all(row["error"] is not None for row in rows):
-        raise SimulationError(f"no point can be simulated; the first says: {rows[0]['error']}")
-    for row, on_front in zip(rows, mark_front(rows), strict=True):
-        row["pareto"] = on_front
-    return Swept(rows, list(dict.fromkeys(text for outcome in found for text in outcome.assumed)))
+        found = simulated(run, points, draws, progress)
+    if found.rows and all(row["error"] is not None for row in found.rows):
+        raise SimulationError(f"no point can be simulated; the first says: {found.rows[0]['error']}")
+    shares = front_shares(found) if draws.count > 1 else [None] * len(points)
+    for row, on_front, share in zip(found.rows, mark_front(found.rows), shares, strict=True):
+        row |= {"pareto": on_front, "pareto_share": share}
+    kinds = {point.settings.arrivals for point in points}
+    return Swept(
+        found.rows, found.assumed + [text for kind in sorted(kinds) for text in without_choice(scripts, kind, draws)]
+    )
 
 
-def _row(point: Point, outcome: Outcome) -> dict[str, Any]:
-    s, figures = point.settings, outcome.figures
-    return {
-        "policy": point.policy,
-        "budget": point.budget,
-        "slots": s.slots,
-        "cold_tokens": s.cold_tokens,
-        "block": s.block,
-        "clairvoyant": parse_spec(point.policy).name == "opt",
-        "error": outcome.error,
-        "not_served": figures["turns"] - figures["served"] if figures else None,
-        **{name: figures.get(name) for name in _FIGURES},
-    }
+def without_choice(scripts: Sequence[Script], arrivals: Arrivals, draws: Draws) -> list[str]:
+    """What has to be said where draws of this log's arrivals cannot differ."""
+    if draws.count == 1 or has_choice(scripts, arrivals):
+        return []
+    return ["nothing to draw anew: the log has too few conversations or gaps, so intervals have no width"]

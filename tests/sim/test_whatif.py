@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvtape.planner.specs import SpecError
 from kvtape.sim.errors import SimulationError
-from kvtape.sim.whatif.grid import points_of, read_grid
+from kvtape.sim.whatif.grid import Grid, points_of, read_grid
 from kvtape.sim.whatif.pareto import OBJECTIVES, Better, compared, mark_front
 from kvtape.sim.whatif.processes import Processes
 from kvtape.sim.whatif.sweep import sweep
@@ -140,16 +140,39 @@ def test_who_knows_the_future_is_not_on_the_front_and_keeps_nobody_off_it() -> N
 def test_a_grid_file_has_the_lists(tmp_path: Path) -> None:
     path = tmp_path / "grid.json"
     path.write_text(json.dumps({"policy": ["none"], "budget": [8, 16]}), encoding="utf-8")
-    assert read_grid(path) == {"policy": ["none"], "budget": [8, 16]}
+    assert read_grid(path) == Grid({"policy": ["none"], "budget": [8, 16]})
+    path.write_text(json.dumps({"block": [8], "policy": ["none"], "seeds": 9, "seed": 3}), encoding="utf-8")
+    assert read_grid(path) == Grid({"policy": ["none"], "block": [8]}, 9, 3)
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"polices": []}', '{"budget": [true]}', '{"budget": [-1]}', '{"policy": 3}']
+    ("text", "said"),
+    [
+        ("{", "not JSON; a grid is"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "no object"),
+        ('{"polices": []}', "did you mean 'policy'"),
+        ('{"budget": [true]}', "budget must be a list of whole numbers of at least 2"),
+        ('{"budget": [-1]}', "at least 2"),
+        ('{"budget": [0]}', "at least 2"),
+        ('{"budget": 8}', "budget must be a list"),
+        ('{"budget": []}', "budget must be a list"),
+        ('{"budget": [99999999999999999999]}', "budget must be a list"),
+        ('{"slots": [0]}', "at least 1"),
+        ('{"policy": 3}', "policy must be a list of specs"),
+        ('{"policy": ["none", 3]}', "policy must be a list of specs"),
+        ('{"budget": [8], "budget": [16]}', "budget is there twice"),
+        ('{"seeds": [3]}', "seeds must be one whole number of at least 1"),
+        ('{"seeds": 0}', "at least 1"),
+        ('{"seed": 1.5}', "seed must be one whole number"),
+    ],
 )
-def test_a_bad_grid_is_one_clear_line(tmp_path: Path, text: str) -> None:
+def test_a_bad_grid_is_one_clear_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "grid.json"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(SimulationError, match=r"grid\.json"):
+    with pytest.raises(SimulationError, match=r"grid\.json") as caught:
         read_grid(path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
     with pytest.raises(SimulationError, match="no such file"):
         read_grid(tmp_path / "other.json")
