@@ -151,9 +151,11 @@ def _recorded(
     from kvtape.cli.logs import opened
     from kvtape.cli.output import report_digest
     from kvtape.cli.recording import new_log, recording, run_row
+    from kvtape.sim.world.running import check_world
     from kvtape.sim.world.running import simulate as run
     from kvtape.traces.sidecar import head_path
 
+    check_world(scripts, settings, costs, n_ctx_train=trained)
     place = new_log(out)
     config = {
         "verb": "simulate",

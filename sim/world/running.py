@@ -22,15 +22,18 @@ from kvtape.sim.world.server import Server
 from kvtape.sim.world.settings import Settings
 from kvtape.sim.world.shapes import check_costs, model_session
 from kvtape.sim.world.sink import ChargingSink
-from kvtape.sim.world.timeline import Link, SimTimeline, SlotTimeline, slot_failed
+from kvtape.sim.world.timeline import Link, SimTimeline, SlotTimeline, check_time, slot_failed
 
-__all__ = ["Simulated", "simulate"]
+__all__ = ["Simulated", "check_world", "simulate"]
 
 Progress = Callable[[int, int], None]
 Wait = Generator[simpy.Event, Any, None]
 
 _STEPS_WITHOUT_TIME: Final = 1_000_000
-"""Steps in which simulated time may stand still before the watchdog ends the run."""
+"""Steps in which simulated time may stand still before the watchdog ends the run, beside `_STEPS_OF_A_TURN`."""
+
+_STEPS_OF_A_TURN: Final = 16
+"""So many more for each turn: all of them may arrive at once, and none of them cost anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,22 @@ class Simulated:
     turns: tuple[TurnResult, ...]
     rules: dict[str, str]
     assumed: tuple[str, ...]
+
+
+def check_world(
+    scripts: Sequence[Script], settings: Settings, costs: CostTable, *, n_ctx_train: int | None = None
+) -> None:
+    """Raises what `simulate` would raise of these before its first step: to be asked before a log is begun."""
+    for script in scripts:
+        check_costs(costs, script.row)
+        if script.turns:
+            model_session(script, settings, costs, n_ctx_train)
+            settings.paced(script.turns[-1].at_ns)
+    failure_times(settings.slot_failures, _n_slots(settings, sum(bool(s.turns) for s in scripts)))
+
+
+def _n_slots(settings: Settings, n_tenants: int) -> int:
+    return n_tenants if settings.slots is None else settings.slots
 
 
 def simulate(
@@ -92,7 +111,7 @@ class _World:
     def __post_init__(self) -> None:
         self.env = simpy.Environment(initial_time=0)
         s = self.settings
-        n_slots = self.n_tenants if s.slots is None else s.slots
+        n_slots = _n_slots(s, self.n_tenants)
         self.server = Server(self.env, n_slots, s.memory_bytes, failure_times(s.slot_failures, n_slots))
         rate = s.link_bytes_per_s
         self.link = None if rate is None else Link(self.env, rate, s.link_latency_ns)
@@ -102,13 +121,15 @@ class _World:
     def run(self) -> None:
         """Until nobody is left: a slot that would fail later moves no end."""
         last, still = self.env.now, 0
+        patience = _STEPS_WITHOUT_TIME + _STEPS_OF_A_TURN * self.n_turns
         while self.n_tenants and self.env.peek() != float("inf"):
             self.env.step()
             if self.failure is not None:
                 raise self.failure
             still = still + 1 if self.env.now == last else 0
             last = self.env.now
-            if still > _STEPS_WITHOUT_TIME:
+            check_time(int(last))
+            if still > patience:
                 raise Stalled(
                     f"simulated time stands still at {last} ns after {still} steps; {len(self.turns)} turns done"
                 )
@@ -162,9 +183,15 @@ class _Asking:
     def cost_ns(self, work: Work) -> int:
         try:
             return self._costs.cost_ns(work)
+        except OverflowError:
+            raise self._first(CostsError(f"the costs of {work.kind} are beyond all numbers; calibrate again")) from None
         except CostsError as err:
-            self.failure = self.failure or err
+            self._first(err)
             raise
+
+    def _first(self, err: CostsError) -> CostsError:
+        self.failure = self.failure or err
+        return err
 
 
 class _Tenant:
@@ -235,9 +262,8 @@ class _Tenant:
     def _arrival(self, turn: Turn, ended: int, *, first: bool) -> int:
         settings = self._world.settings
         if settings.arrivals == "open" or first:
-            return round(turn.at_ns / settings.pace) if settings.pace != 1 else turn.at_ns
-        think = round(turn.think_ns / settings.pace) if settings.pace != 1 else turn.think_ns
-        return ended + think
+            return settings.paced(turn.at_ns)
+        return ended + settings.paced(turn.think_ns)
 
     def _serve(self, turn: Turn, arrived: int, lost: int) -> Generator[simpy.Event, Any, bool]:
         """Whether the slot lasted; a turn that was lost with its slot has no result yet."""

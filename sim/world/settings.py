@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 from kvtape.sim.errors import SimulationError
 from kvtape.sim.world.failures import SlotFailure
+from kvtape.sim.world.timeline import END_OF_TIME_NS
 
 __all__ = ["Arrivals", "Settings"]
 
@@ -54,6 +56,15 @@ class Settings:
             raise SimulationError(f"pace {self.pace}: needs a number above 0")
         if self.arrivals not in ("open", "closed"):
             raise SimulationError(f"arrivals {self.arrivals!r}: choose open or closed")
+
+    def paced(self, ns: int) -> int:
+        """Recorded ns at this pace, exact, halves to the even. Raises SimulationError for what no log can bear."""
+        if self.pace == 1:
+            return ns
+        paced = round(ns / Fraction(str(self.pace)))
+        if paced > END_OF_TIME_NS:
+            raise SimulationError(f"pace {self.pace:g} stretches {ns / 1e9:g} s past 292 years; give a larger pace")
+        return paced
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

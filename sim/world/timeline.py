@@ -8,14 +8,18 @@ computes, and each transfer one more.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, Final
 
 import simpy
 from greenlet import getcurrent, greenlet
 
 from kvtape.backends.errors import EngineFault, FatalClass
+from kvtape.sim.errors import SimulationError
 
-__all__ = ["Link", "SimTimeline", "SlotTimeline", "slot_failed"]
+__all__ = ["END_OF_TIME_NS", "Link", "SimTimeline", "SlotTimeline", "check_time", "slot_failed"]
+
+END_OF_TIME_NS: Final = 2**63 - 1
+"""292 years: no time of a log may be later."""
 
 Wait = Generator[simpy.Event, Any, None]
 
@@ -58,6 +62,7 @@ class SimTimeline:
         if ns < 0:
             raise ValueError(f"cannot spend {ns} ns")
         self._ahead += ns
+        check_time(self.now_ns())
 
     def carry(self, ns: int, n_bytes: int) -> None:
         if self._link is None:
@@ -120,6 +125,12 @@ class SlotTimeline:
     def _fault(self) -> None:
         self.failed = True
         raise EngineFault(FatalClass.DEVICE_LOST, slot_failed(self._slot))
+
+
+def check_time(ns: int) -> None:
+    """Raises SimulationError for a time that no log can bear."""
+    if ns > END_OF_TIME_NS:
+        raise SimulationError("simulated time passes 292 years; look at the costs, the link and the pace")
 
 
 def slot_failed(slot: int) -> str:

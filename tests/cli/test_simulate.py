@@ -10,7 +10,8 @@ import pytest
 
 from kvtape.planner.residency import RESIDENCY_OPS
 from kvtape.traces.reader import open_log
-from support.command import kvtape
+from kvtape.traces.sidecar import head_path
+from support.command import kvtape, kvtape_process
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +179,18 @@ def test_slots_that_all_die_are_a_counted_outcome(fleet: Path, fleet_costs: Path
     again = kvtape("simulate", fleet, *machine, "--slot-dies", "2", "--slot-dies", "4:1")
     assert "no slot is left: 2 have failed" in again.out
     assert kvtape("simulate", fleet, *machine, "--slot-dies", "1:2").code == 2
+
+
+def test_other_processes_and_hash_seeds_give_the_same_events(fleet: Path, fleet_costs: Path, tmp_path: Path) -> None:
+    machine = ["--costs", fleet_costs, "--policy", "stream:sink=4,recent=252", "--n-ctx", 512, "--cold-tokens", 512]
+    machine += ["--slots", 3, "--link", "100MB", "--pace", "1.7", "--slot-dies", "1.5", "--sample", 5]
+    said = []
+    for seed in ("0", "1"):
+        out = tmp_path / "out.duckdb"
+        ran = kvtape_process(["simulate", fleet, *machine, "--log", out, "--json"], PYTHONHASHSEED=seed)
+        assert ran.code == 0, ran.err
+        said.append(json.loads(ran.out))
+        out.unlink()
+        head_path(out).unlink()
+    assert said[0] == said[1]
+    assert said[0]["run_digest"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from fractions import Fraction
 
 import pytest
 import simpy
@@ -14,7 +15,7 @@ from kvtape.backends.session import Session
 from kvtape.planner.events import Op
 from kvtape.planner.residency import fold
 from kvtape.planner.specs import SpecError
-from kvtape.sim.costs.model import CostTable
+from kvtape.sim.costs.model import CostTable, KindCosts
 from kvtape.sim.errors import CostsError, SimulationError, Stalled, WorkloadError
 from kvtape.sim.fidelity import first_difference
 from kvtape.sim.world import running
@@ -249,3 +250,45 @@ def test_the_recorded_policy_repeats_what_the_recording_held() -> None:
     assert first_difference(sink.events, simulated.events) is None
     _, other = run(scripts, policy="stream:sink=4,recent=12,block=8")
     assert "against" in (first_difference(sink.events, other.events) or "")
+
+
+def test_every_time_is_a_whole_number_whatever_the_pace() -> None:
+    scripts = scripts_of("a", "b", policy="stream:sink=4,recent=20,block=8", start=(0, 3))
+    for arrivals in ("open", "closed"):
+        found, sink = run(
+            scripts,
+            n_ctx=32,
+            cold_tokens=64,
+            arrivals=arrivals,
+            pace=0.7,
+            slots=1,
+            link_bytes_per_s=3,
+            link_latency_ns=1,
+        )
+        times = [v for t in found.turns for name, v in dataclasses.asdict(t).items() if name.endswith("_ns")]
+        times += [v for e in sink.events for v in (e.at_ns, e.elapsed_ns) if v is not None]
+        times += [v for name, v in found.figures.items() if name.endswith("_ns") and v is not None]
+        assert {type(v) for v in times} == {int}
+
+
+def test_a_pace_is_exact_where_floats_are_not() -> None:
+    ns = 2**60 + 1
+    assert Settings(pace=3.0).paced(ns) == round(Fraction(ns, 3))
+    assert Settings(pace=0.1).paced(ns // 100) == ns // 100 * 10
+    assert Settings(pace=2.0).paced(ns) == 2**59  # half to the even
+    with pytest.raises(SimulationError, match="292 years"):
+        Settings(pace=1e-3).paced(ns)
+
+
+def test_who_comes_at_the_same_time_is_served_in_the_order_of_the_log() -> None:
+    scripts = scripts_of("c", "a", "b", start=(5, 5, 5))
+    found, _ = run(scripts, slots=1, arrivals="closed")
+    firsts = [t.session_id for t in sorted(found.turns, key=lambda t: t.began_ns) if t.turn == 1]
+    assert firsts == [s.row.session_id for s in scripts]
+
+
+def test_many_who_come_at_once_and_cost_nothing_are_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_STEPS_WITHOUT_TIME", 10)
+    free = CostTable(flat_costs().origin, {k: KindCosts((0.0,) * len(c.rates)) for k, c in flat_costs().kinds.items()})
+    found, _ = run(scripts_of(*(f"s{i}" for i in range(12)), start=(7,) * 12), free, arrivals="closed", slots=1)
+    assert found.figures["served"] == 36
