@@ -88,7 +88,7 @@ def policies(folder: Path, n: int) -> bool:
         began = time.process_time()
         sweep(trace, PRESETS["libcachesim"], [choose_policy(name)], [1024])
         rates[name] = round(trace.n_accesses / (time.process_time() - began))
-    return report("policies", ok=True, accesses=trace.n_accesses, accesses_per_s=rates)
+    return report("curve.policies", ok=True, accesses=trace.n_accesses, accesses_per_s=rates)
 
 
 def growth(folder: Path, n: int) -> bool:
@@ -100,11 +100,11 @@ def growth(folder: Path, n: int) -> bool:
         found.append(json.loads(done.stdout))
     short, long = (one["read_s"] + one["sweep_s"] for one in found)
     ok = long <= GROWTH * short and (10 * n != MILLION or found[1]["peak_bytes"] < MEMORY_BYTES)
-    return report("growth", ok=ok, ratio=long / short, runs=found)
+    return report("curve.growth", ok=ok, ratio=long / short, runs=found)
 
 
 def report(name: str, *, ok: bool, **found: Any) -> bool:
-    print(json.dumps({"bench": f"curve.{name}", "ok": ok, **found}), flush=True)
+    print(json.dumps({"bench": name, "ok": ok, **found}), flush=True)
     return ok
 
 

@@ -1,4 +1,6 @@
-"""`kvtape curve` beside native peers, in one run: the same rates, and who is quicker. `make bench-peers TRACE=F.jsonl`
+"""`kvtape curve` and `fleet` beside native peers, in one run: the same rates, and who is quicker.
+
+    make bench-peers TRACE=F.jsonl
 
     python benchmarks/peers/run.py TRACE.jsonl [--rounds N] [--venv DIR]
 
@@ -9,6 +11,8 @@ here. One JSON line for each comparison; exit 1 when a rate differs or a promise
 sweep     default budgets x fifo, lru, opt under the rules of kvcache-simulator: rates to 1e-9; wall time of the two
           commands, one after the other, round after round; promised: the median of our times is not above theirs
 misses    shared policies at 1,024, 4,096 and 16,384 blocks under the rules of libcachesim: the same miss ratios
+fleet     one worker with 16,384 blocks beside Dynamo's offline replay: what share is reused; promised: less processor
+          time and less memory, with the log of all events on
 own       LRU written in Python by the user, accesses a second of processor time; promised: twice libcachesim's hooks
 """
 
@@ -16,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -28,6 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from commands import timed
+from fleet import DYNAMO, DYNAMO_NEEDS, compare_fleet
 
 from kvtape.sim.blocks.accesses import Workload
 from kvtape.sim.blocks.block_trace import BlockTrace
@@ -37,7 +42,7 @@ from kvtape.sim.blocks.rules import PRESETS
 from kvtape.sim.blocks.sweep import sweep
 
 HERE = Path(__file__).parent
-PEERS = ("kvcache-simulator==0.1.3", "libcachesim==0.3.5")
+PEERS = ("kvcache-simulator==0.1.3", "libcachesim==0.3.5", *DYNAMO_NEEDS)
 MODEL = "llama-3.1-8b"
 """64 MiB a block of 512 tokens: the peer's default budgets are 16, 32, 64, ... blocks."""
 SIZES = (1024, 4096, 16384)
@@ -59,6 +64,7 @@ def main() -> int:
         good = [
             report("sweep", **compare_sweep(args.trace, python, args.rounds)),
             report("misses", **compare_misses(trace, python, oracle)),
+            report("fleet", **compare_fleet(args.trace, python, args.rounds, Path(scratch))),
             report("own", **compare_own(trace, python, oracle, args.rounds)),
         ]
     return 0 if all(good) else 1
@@ -68,9 +74,11 @@ def installed(folder: Path) -> Path:
     """The interpreter of an environment that has the peers."""
     python = folder / "bin" / "python"
     if not python.exists():
-        print(f"installing {', '.join(PEERS)}", file=sys.stderr, flush=True)
+        print(f"installing {', '.join((*PEERS, *DYNAMO))}", file=sys.stderr, flush=True)
         venv.create(folder, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PEERS], check=True)
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, *PEERS], check=True)
+        subprocess.run([*pip, "--no-deps", *DYNAMO], check=True)
     return python
 
 
@@ -88,15 +96,14 @@ def compare_sweep(trace: Path, python: Path, rounds: int) -> dict[str, Any]:
     timed(theirs)  # it compiles itself the first time
     times: list[tuple[float, float, float, float]] = []
     for _ in range(rounds):
-        wall, cpu, mine = timed(ours)
-        peer_wall, peer_cpu, other = timed(theirs)
-        times.append((wall, peer_wall, cpu, peer_cpu))
+        mine, other = timed(ours), timed(theirs)
+        times.append((mine.wall_s, other.wall_s, mine.cpu_s, other.cpu_s))
     wanted = {
         ("opt" if policy == "optimal" else policy, point["cacheBlocks"]): result["hitRate"]
-        for point in other["points"]
+        for point in other.said["points"]
         for policy, result in point["results"].items()
     }
-    found = {(row["policy"], row["budget_blocks"]): row["hit_rate"] for row in mine["rows"]}
+    found = {(row["policy"], row["budget_blocks"]): row["hit_rate"] for row in mine.said["rows"]}
     same_points = wanted.keys() == found.keys()
     worst = max((abs(found[k] - wanted[k]) for k in wanted.keys() & found.keys()), default=1.0)
     wall, peer_wall, cpu, peer_cpu = (statistics.median(column) for column in zip(*times, strict=True))
@@ -109,15 +116,6 @@ def compare_sweep(trace: Path, python: Path, rounds: int) -> dict[str, Any]:
         "cpu_s": cpu,
         "peer_cpu_s": peer_cpu,
     }
-
-
-def timed(command: Sequence[str | Path]) -> tuple[float, float, Any]:
-    """Wall seconds, processor seconds and the JSON of a command."""
-    before, began = os.times(), time.perf_counter()
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    wall, after = time.perf_counter() - began, os.times()
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return wall, cpu, json.loads(done.stdout)
 
 
 def write_oracle(trace: BlockTrace, path: Path) -> Path:
