@@ -12,6 +12,7 @@ from kvtape.capacity.errors import CapacityError
 from kvtape.capacity.geometry import KVGeometry, LayerKind
 from kvtape.capacity.layers import ModelKV
 from kvtape.capacity.resolve import MemoryBudget, ResolvedContext, ServedTokens, resolve
+from kvtape.capacity.sizes import size_text
 
 __all__ = ["Answer", "Question", "answer"]
 
@@ -60,6 +61,14 @@ class Answer:
             return self.geometry.bytes(n_ctx) + (settings.slots - 1) * self.geometry.bytes(0)
         return self.geometry.bytes(-(-n_ctx // settings.slots), settings.slots)
 
+    @property
+    def least_memory_bytes(self) -> int | None:
+        """Where nothing fits: the free memory from which on the smallest context does. None where something does."""
+        memory = self.question.memory
+        if memory is None or self.allocation is not None:
+            return None
+        return memory.least_free(self.sizing.peak_bytes(self.sizing.smallest))
+
     def body(self) -> dict[str, Any]:
         """As JSON, with stable keys; sizes in bytes or MiB, contexts in tokens.
 
@@ -91,6 +100,7 @@ class Answer:
             "marginal_bytes": self.geometry.marginal_bytes(),
             "weights_bytes": asked.memory.weights if asked.memory else asked.model.weights_bytes,
             "cache_budget_bytes": asked.memory.for_cache if asked.memory else None,
+            "least_memory_bytes": self.least_memory_bytes,
             "caches": [
                 {
                     "part": p.part,
@@ -103,8 +113,18 @@ class Answer:
                 }
                 for p in (found.parts if found else ())
             ],
-            "assumptions": list(self.notes),
+            "assumptions": [*self.notes, *self._nothing_fits()],
         }
+
+    def _nothing_fits(self) -> list[str]:
+        least, memory = self.least_memory_bytes, self.question.memory
+        if least is None or memory is None:
+            return []
+        said = f"nothing fits: the smallest context, {self.sizing.smallest} tokens, takes {size_text(least)} of memory"
+        granted = least - memory.reserve + memory.reserved
+        if memory.limit is not None and memory.limit < granted:
+            said += f" and a limit of {size_text(granted)}"
+        return [f"{said} ({least} bytes, weights and headroom included)"]
 
 
 def answer(question: Question) -> Answer:
@@ -159,7 +179,7 @@ def _notes(question: Question, served: int, found: Allocation | None) -> tuple[s
         types = f"{question.type_k} and {question.type_v}"
         notes.append(f"llama.cpp refuses latent rows of {types} from July 2026 on (#25871); give one type")
     if found is None:
-        return (*notes, "nothing fits: not even the smallest context")
+        return tuple(notes)
     if found.n_ctx != served:
         notes.append(f"the engine rounds {served} tokens up to {found.n_ctx}; the asked number is what may be used")
     if settings.slots > 1 and settings.unified:

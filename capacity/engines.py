@@ -58,7 +58,11 @@ class Sizing:
         """What memory must have room for; more than `total_bytes` where an engine's buffers grow by doubling."""
         return self._caches.peak_bytes(n_ctx)
 
+    @property
+    def smallest(self) -> int:
+        """Tokens of the smallest context that `fit` knows."""
+        return self.rule.context_step(self.settings)
+
     def fit(self, limit: int) -> Callable[[int], int]:
         """From bytes to the largest context that they have room for, at most `limit` tokens; for `resolve`."""
-        step = self.rule.context_step(self.settings)
-        return lambda budget: largest_that_fits(self._caches.peak_bytes, budget, limit, step)
+        return lambda budget: largest_that_fits(self._caches.peak_bytes, budget, limit, self.smallest)

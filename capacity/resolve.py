@@ -6,9 +6,11 @@ be hot in the cache, and what the planner can reach (hot, and what the cold stor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 from typing import Final, Self
 
 from kvtape.capacity.errors import CapacityError
@@ -55,6 +57,15 @@ class MemoryBudget:
         """What is left of `usable` behind the weights and the overhead."""
         return max(0, self.usable - self.weights - self.overhead)
 
+    def least_free(self, cache_bytes: int) -> int:
+        """The smallest `free` that leaves `cache_bytes` for the cache, were the user's limit no bound."""
+        whole = Fraction(self.weights + self.overhead + cache_bytes) / (1 - Fraction(self._headroom))
+        free = max(0, math.ceil(whole) - 2)
+        # A product with a float is rounded: looked for among the neighbours, not trusted.
+        while self._usable(free) < self.weights + self.overhead + cache_bytes:
+            free += 1
+        return free + self.reserve
+
     @property
     def user_limit_for_cache(self) -> int | None:
         """As `for_cache`, of a device that has memory enough for the user's limit; None without a limit."""
@@ -62,9 +73,12 @@ class MemoryBudget:
             return None
         return max(0, self._usable(self.limit - self.reserved) - self.weights - self.overhead)
 
+    @property
+    def _headroom(self) -> float:
+        return self.headroom if 0 < self.headroom < 1 else DEFAULT_HEADROOM
+
     def _usable(self, n_bytes: int) -> int:
-        headroom = self.headroom if 0 < self.headroom < 1 else DEFAULT_HEADROOM
-        return max(0, int(n_bytes * (1 - headroom)))
+        return max(0, int(n_bytes * (1 - self._headroom)))
 
 
 class ServedTokens(int):

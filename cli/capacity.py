@@ -84,7 +84,7 @@ def capacity(
     """Say which context fits a memory, and what the engine allocates for it.
 
     A SIZE is bytes, or a number with KiB, MiB, GiB (1024) or kB, MB, GB (1000). Without --memory nothing is clamped:
-    the sizes of --ctx, or of the model's trained context.
+    the sizes of --ctx, or of the model's trained context. Where nothing fits, it says what would do, with exit code 1.
 
     \b
     Examples:
@@ -127,7 +127,7 @@ def capacity(
         _draw(found, plot)
     name = (model or metadata or Path()).name
     emit("capacity", {"model": name, **found.body()}, _sections(name, found), as_json=as_json)
-    return 0
+    return int(found.least_memory_bytes is not None)
 
 
 def _subject(model: Path | None, metadata: Path | None) -> ModelKV:
@@ -176,6 +176,9 @@ def _sections(name: str, found: Answer) -> list[Section]:
     from kvtape.cli.output import Section
 
     body = found.body()
+    if found.least_memory_bytes is not None:  # a table of zeros would say less
+        lines = [*([f"clamped: {body['clamp_reason']}"] if body["clamp_reason"] else []), *body["assumptions"]]
+        return [Section(f"context of {name}: none", (), [(line,) for line in lines])]
     numbers: list[tuple[str, Any]] = [
         ("the model was trained for", body["model_max"] or None),
         ("asked for", body["request"]),

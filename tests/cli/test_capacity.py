@@ -34,9 +34,9 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def asked(*args: object) -> dict[str, Any]:
+def asked(*args: object, code: int = 0) -> dict[str, Any]:
     ran = kvtape("capacity", *args, "--json")
-    assert (ran.code, ran.err) == (0, "")
+    assert (ran.code, ran.err) == (code, "")
     body: dict[str, Any] = json.loads(ran.out)
     return body
 
@@ -79,7 +79,7 @@ def test_memory_for_more_than_the_model_was_trained_for(qwen: Path, tmp_path: Pa
     path.write_text(json.dumps({"general.architecture": "mamba"} | {f"mamba.{k}": v for k, v in states.items()}))
     body = asked("--metadata", path, "--memory", "1GiB")
     assert (body["memory_tokens"], body["effective"]) == (2048, 2048)
-    assert asked("--metadata", path, "--memory", "100KiB")["memory_tokens"] == 0
+    assert asked("--metadata", path, "--memory", "100KiB", code=1)["memory_tokens"] == 0
 
 
 def test_reserve_limit_hot_and_cold(qwen: Path) -> None:
@@ -89,7 +89,7 @@ def test_reserve_limit_hot_and_cold(qwen: Path) -> None:
     )
     assert body["memory_tokens"] == (int((2**30 - 500 * 2**20) * 0.9) - 1) // 28_672 // 256 * 256
     assert (body["clamp_reason"], body["hot"], body["planner"]) == ("request_exceeds_user_limit", 1024, 2024)
-    below = asked("--metadata", qwen, "--memory", "1GiB", "--reserve", "2GiB")
+    below = asked("--metadata", qwen, "--memory", "1GiB", "--reserve", "2GiB", code=1)
     assert (below["clamp_reason"], below["effective"], below["caches"]) == ("device_free_memory_below_reserve", 0, [])
     assert any("nothing fits" in note for note in below["assumptions"])
 
@@ -220,3 +220,30 @@ def test_a_model_without_a_trained_context_needs_one(tmp_path: Path) -> None:
     ran: Ran = kvtape("capacity", "--metadata", path)
     assert (ran.code, "give one with --ctx" in ran.err) == (2, True)
     assert asked("--metadata", path, "--ctx", 700)["effective"] == 700
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        ["--weights", "1GiB", "--overhead", "77MiB", "--headroom", "0.07"],
+        ["--reserve", "333MiB", "--slots", 3],
+        ["--engine", "openvino"],
+        ["--limit", "64GiB", "--reserved", "1GiB"],
+    ],
+)
+def test_where_nothing_fits_the_smallest_memory_that_would_do_is_named(qwen: Path, more: list[object]) -> None:
+    nothing = asked("--metadata", qwen, "--memory", "1kB", *more, code=1)
+    least = nothing["least_memory_bytes"]
+    assert nothing["effective"] == 0
+    assert any(f"({least} bytes" in note for note in nothing["assumptions"])
+    assert asked("--metadata", qwen, "--memory", least, *more)["effective"] > 0
+    assert asked("--metadata", qwen, "--memory", least, *more)["least_memory_bytes"] is None
+    assert asked("--metadata", qwen, "--memory", least - 1, *more, code=1)["least_memory_bytes"] == least
+
+
+def test_where_the_limit_holds_nothing_the_limit_is_named(qwen: Path) -> None:
+    ran = kvtape("capacity", "--metadata", qwen, "--memory", "64GiB", "--limit", "1kB", "--weights", "1GiB")
+    assert ran.code == 1
+    assert "and a limit of 1.12 GiB" in ran.out
+    assert "\n0" not in ran.out
