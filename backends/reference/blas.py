@@ -11,6 +11,7 @@ fewer sizes; at worst to single rows, slow and still exact.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,16 +50,44 @@ class RowPlan:
             yield full, n, next(size for size in self.sizes if size >= n - full)
 
 
+class _OneThread:
+    """The number of BLAS threads is the process's: the first one in sets it, the last one out puts it back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._controller: Any = None
+        self._limit: Any = None
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._controller is None:
+                self._controller = ThreadpoolController()
+            if not self._inside:
+                self._limit = self._controller.limit(limits=1, user_api="blas")
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._limit.restore_original_limits()
+
+
+_one_thread: Final = _OneThread()
+
+
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Within it BLAS uses one thread: how many it has is another thing that bits depend on. Costs some 15 us."""
-    with _controller().limit(limits=1, user_api="blas"):
+    """Within it BLAS uses one thread: how many it has is another thing that bits depend on. Costs some 15 us.
+
+    It may be entered again, and by several threads at once.
+    """
+    _one_thread.enter()
+    try:
         yield
-
-
-@functools.cache
-def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
+    finally:
+        _one_thread.leave()
 
 
 @functools.cache

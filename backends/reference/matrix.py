@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from kvtape.backends.reference.blas import Floats
+from kvtape.backends.reference.errors import ModelUnsupported
 
 __all__ = ["Matrix", "dequantise"]
 
@@ -31,6 +32,7 @@ class Matrix:
         self.tiles_unpacked = 0
         self._tensor, self._dtype = tensor, dtype
         self._whole: Floats | None = None
+        self.rows(slice(0, 1))  # a type that cannot be dequantised is refused now, not in the middle of a forward
 
     def tiles(self) -> Iterator[tuple[int, Floats]]:
         """`(first output component, tile [m, n_in])`, always cut at the same places."""
@@ -67,8 +69,17 @@ class Matrix:
 
 
 def dequantise(tensor: Any, data: Any, dtype: np.dtype[Any]) -> Floats:
-    """`data` of a tensor (whole rows of it) by the gguf library. Float32 data that is aligned is not copied."""
+    """`data` of a tensor (whole rows of it) by the gguf library. Float32 data that is aligned is not copied.
+
+    Raises ModelUnsupported for a storage type that the library cannot dequantise.
+    """
     import gguf
 
-    values = gguf.dequantize(np.ascontiguousarray(data), tensor.tensor_type)
+    try:
+        values = gguf.dequantize(np.ascontiguousarray(data), tensor.tensor_type)
+    except NotImplementedError:
+        storage = tensor.tensor_type.name
+        raise ModelUnsupported(
+            f"{tensor.name} is stored as {storage}, which the gguf library does not dequantise; convert it"
+        ) from None
     return np.ascontiguousarray(values, dtype=dtype)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from kvtape.backends.reference import blas
 from kvtape.backends.reference.blas import BLOCK, RowPlan, one_blas_thread, row_plan
@@ -68,10 +68,29 @@ def test_blas_has_one_thread_within_and_its_own_number_after() -> None:
     def threads() -> list[int]:
         return [lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"]
 
-    before = threads()
-    with one_blas_thread():
-        assert set(threads()) == {1}
-    assert threads() == before
+    with threadpool_limits(2, user_api="blas"):
+        with one_blas_thread():
+            assert set(threads()) == {1}
+            with one_blas_thread():
+                pass
+            assert set(threads()) == {1}
+        assert set(threads()) == {2}
+
+
+def test_who_leaves_first_does_not_give_the_threads_back() -> None:
+    """Two forwards on two threads of the process: the number is put back by the last of them."""
+
+    def threads() -> set[int]:
+        return {lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"}
+
+    with threadpool_limits(2, user_api="blas"):
+        first, second = one_blas_thread(), one_blas_thread()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert threads() == {1}
+        second.__exit__(None, None, None)
+        assert threads() == {2}
 
 
 def test_a_bias_is_added() -> None:
