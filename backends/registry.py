@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from kvtape.backends.llama.engine import LlamaEngine
     from kvtape.backends.openvino.engine import OpenVinoEngine
 
-__all__ = ["ENGINE_NAMES", "check_fits", "open_engine"]
+__all__ = ["ENGINE_NAMES", "check_fits", "open_engine", "require_engine"]
 
 ENGINE_NAMES = ("llama", "openvino", "reference")
 
@@ -54,11 +54,16 @@ def _engine(name: str) -> type[LlamaEngine | OpenVinoEngine]:
     return OpenVinoEngine
 
 
-def _require(name: str, model_path: str | Path) -> None:
+def require_engine(name: str) -> None:
+    """Raises UsageError for a name that is no engine, EnvironmentProblem for one that is not built yet."""
     if name not in ENGINE_NAMES:
         raise UsageError(f"unknown backend {name!r}; choose one of llama, openvino")
     if name == "reference":
         raise EnvironmentProblem("the reference backend is not part of this version; use llama or openvino")
+
+
+def _require(name: str, model_path: str | Path) -> None:
+    require_engine(name)
     if not Path(model_path).is_file():
         raise UsageError(f"{model_path}: no such model file; give --model the path of a GGUF")
 

@@ -72,10 +72,14 @@ def replay(
 def replay_log(tape: Log, on: list[str], model: Path | None, open_engine: OpenEngine | None = None) -> ReplayReport:
     """Replay the log's default run, with progress on stderr. Raises UsageError when the model is not to be found."""
     from kvtape.backends.registry import open_engine as in_process
+    from kvtape.backends.registry import require_engine
     from kvtape.cli.models import model_for_log
     from kvtape.cli.progress import progress
     from kvtape.replay.replayer import replay as run
+    from kvtape.replay.targets import parse_target
 
+    for spec in on:  # before a model is asked for that may not be needed
+        require_engine(parse_target(spec).engine)
     rows = tape.sessions(tape.default_run().run_id)
     path = model_for_log(model, rows[0].model_fingerprint, rows[0].model_name) if rows else model
     with progress("replaying") as shown:
@@ -94,6 +98,7 @@ def replay_sections(body: dict[str, Any]) -> list[Section]:
 
     backends = body["backends"]
     rows = [(name, *(b[key] for b in backends)) for key, name in _MEASURES.items()]
+    rows = [row for row in rows if any(value is not None for value in row[1:])]  # what was not measured has no row
     verdict = "EQUAL: the same tokens are resident everywhere" if body["equal"] else "NOT EQUAL"
     sections = [Section(verdict, ("", *(b["name"] for b in backends)), rows)]
     sections += [Section(text, (), ()) for text in _remarks(body)]

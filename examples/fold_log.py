@@ -5,6 +5,9 @@ import sys
 from kvtape.planner.residency import RESIDENCY_OPS, ResidencyState, apply, check_event
 from kvtape.traces.reader import open_log
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
+
 with open_log(sys.argv[1]) as log:
     run_id = log.default_run().run_id
     for row in log.sessions(run_id):

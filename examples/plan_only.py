@@ -6,6 +6,9 @@ from kvtape.planner.blocks import PromptSegment, segments_to_blocks
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.specs import parse_policy
 
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
+
 policy = parse_policy(sys.argv[1])
 tokens = int(sys.argv[2])
 

@@ -12,6 +12,9 @@ from kvtape.planner.rows import RunRow
 from kvtape.planner.specs import parse_policy
 from kvtape.traces.recorder import Recorder
 
+if len(sys.argv) != 4:
+    sys.exit(__doc__)
+
 model, text, log = sys.argv[1:]
 engine = open_engine("llama", model)
 clock = MonotonicClock()

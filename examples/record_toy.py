@@ -42,4 +42,4 @@ def record(log: str) -> None:
 
 
 if __name__ == "__main__":
-    record(sys.argv[1])
+    record(sys.argv[1]) if len(sys.argv) == 2 else sys.exit(__doc__)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import duckdb
 
@@ -22,6 +24,7 @@ from kvtape.traces.schema import ALL_TABLES, FORMAT, SCHEMA_VERSION
 from kvtape.traces.sidecar import fsync_dir
 
 __all__ = [
+    "COPY_NAME",
     "build_file",
     "check_file_kind",
     "check_whole",
@@ -38,6 +41,9 @@ __all__ = [
     "wal_path",
 ]
 
+COPY_NAME: Final = "snapshot.duckdb"
+"""Name of the copy through which a log is read that is not to be touched; nobody need know where it is."""
+
 _MAGIC = b"DUCK"
 _MAGIC_AT = 8
 _HEADER_BYTES = 3 * 4096
@@ -53,10 +59,13 @@ def wal_path(log: Path) -> Path:
     return log.with_name(log.name + ".wal")
 
 
+_COPY = re.compile(rf'(?:file )?"[^"]*/{re.escape(COPY_NAME)}(?:\.wal)?"')
+
+
 def one_line(error: BaseException) -> str:
-    """The first line of an engine's message."""
+    """The first line of an engine's message, without the places of copies that are made to read a log."""
     text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
+    return _COPY.sub("a copy of it", text.splitlines()[0])
 
 
 def create_log_file(log: Path, meta: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvtape.traces.database import open_read_only, read_meta, wal_path
+from kvtape.traces.database import COPY_NAME, open_read_only, read_meta, wal_path
 from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.sidecar import head_path
 
@@ -68,7 +68,7 @@ def snapshot(log: Path, folder: Path) -> Path:
     Copies again when a file was replaced meanwhile (the log was sealed), or the first sidecar came. Raises
     LogUnreadable when that goes on.
     """
-    target = folder / "snapshot.duckdb"
+    target = folder / COPY_NAME
     sources = (head_path(log), log, wal_path(log))
     targets = (head_path(target), target, wal_path(target))
     copy = _copy_elsewhere if recorded_here(log) else _copy_all

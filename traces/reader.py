@@ -55,7 +55,7 @@ class Log:
         self._held = ExitStack()
         self._held.callback(connection.close)
         try:
-            self.head = read_head(source)
+            self.head = read_head(source, path)
         except ValueError as err:
             self.head_problem = str(err)
         if self.head is None and self.head_problem is None:

@@ -129,10 +129,10 @@ def _copy_out(
     meta = read_meta(connection, source)
     notes = []
     try:
-        old = read_head(copy)
+        old = read_head(copy, source)
     except ValueError as err:
         old = None
-        notes.append(f"{head_path(source).name}: {err}")
+        notes.append(str(err))
     if old is None:
         notes.append(f"without {head_path(source).name} nobody can tell whether acknowledged batches are gone")
     with readable(source):

@@ -67,19 +67,19 @@ def write_head(log: Path, head: Head) -> None:
     fsync_dir(path.parent)
 
 
-def read_head(log: Path) -> Head | None:
-    """The sidecar; None where there is none. Raises ValueError when it is not one."""
-    path = head_path(log)
+def read_head(log: Path, shown: Path | None = None) -> Head | None:
+    """The sidecar; None where there is none. Raises ValueError when it is not one, naming that of the log `shown`."""
+    path, name = head_path(log), head_path(shown or log).name
     try:
         data = json.loads(path.read_bytes())
         head = Head(**data)
     except FileNotFoundError:
         return None
     except (TypeError, ValueError) as err:
-        raise ValueError(f"{path.name} is damaged ({err})") from err
+        raise ValueError(f"{name} is damaged ({err})") from err
     wanted = {"log_id": str, "batch": int, "digest": str, "rows": int, "sessions": dict, "file": str, "sealed": bool}
     if any(type(getattr(head, name)) is not kind for name, kind in wanted.items()):
-        raise ValueError(f"{path.name} is damaged (wrong types)")
+        raise ValueError(f"{name} is damaged (wrong types)")
     return head
 
 

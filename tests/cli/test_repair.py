@@ -57,3 +57,18 @@ def test_a_log_that_lacks_only_its_seal_is_sealed_with_0(tmp_path: Path) -> None
     again = kvtape("repair", path, "--out", tmp_path / "new.duckdb")
     assert again.code == 2
     assert "already there" in again.err
+
+
+def test_what_it_says_names_the_log_and_no_copy_of_it(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "half.duckdb")
+    log.write_bytes(log.read_bytes()[: 4096 * 40])
+    ran = kvtape("repair", log, "--out", tmp_path / "new.duckdb")
+    assert (ran.code, ran.err.startswith(f"kvtape: {log}: ")) == (4, True), ran.err
+    assert "a copy of it" in ran.err
+    assert "snapshot" not in ran.err
+    whole = write_log(tmp_path / "whole.duckdb")
+    whole.with_name("whole.duckdb.head.json").write_text("{", encoding="utf-8")
+    ran = kvtape("repair", whole, "--out", tmp_path / "new.duckdb")
+    assert ran.code == 0, ran.err
+    assert "kvtape: whole.duckdb.head.json is damaged" in ran.err
+    assert "snapshot" not in ran.err

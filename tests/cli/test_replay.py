@@ -105,6 +105,11 @@ def test_a_target_that_cannot_be(log: Path, model: Path, spec: str, code: int, w
     assert words in ran.err
 
 
+def test_an_engine_that_is_none_is_named_before_a_model_is_asked_for(log: Path) -> None:
+    ran = kvtape("replay", log, "--on", "lama")
+    assert (ran.code, "unknown backend 'lama'" in ran.err) == (2, True)
+
+
 def test_a_log_without_content_is_replayed_with_surrogates_and_says_so(model: Path, tmp_path: Path) -> None:
     log = tmp_path / "a.duckdb"
     assert record(model, log).code == 0
@@ -114,3 +119,6 @@ def test_a_log_without_content_is_replayed_with_surrogates_and_says_so(model: Pa
     assert body["equal"]
     assert body["backends"][0]["mean_kl"] is None
     assert "surrogate tokens" in body["notes"][0]
+    table = kvtape("replay", log, "--model", model, "--on", "llama").out
+    assert "rows identified by their token" in table
+    assert "mean KL to the reference" not in table

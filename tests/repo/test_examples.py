@@ -79,3 +79,11 @@ def test_a_policy_of_ones_own_on_it() -> None:
 @pytest.mark.parametrize("path", sorted(THIRD_PARTY.glob("*.py")), ids=lambda p: p.name)
 def test_a_third_party_sample_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_a_sample_without_arguments_says_how_to_run_it(path: Path) -> None:
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"python examples/{path.name} " in done.stderr
+    assert "Traceback" not in done.stderr

@@ -11,6 +11,7 @@ from kvtape.traces.importers.burstgpt import BURSTGPT
 from kvtape.traces.importers.dynamo import DYNAMO
 from kvtape.traces.importers.kv_events import KV_EVENTS
 from kvtape.traces.importers.llama_server import LLAMA_SERVER
+from kvtape.traces.importers.log_lines import FORMAT_NAME
 from kvtape.traces.importers.mooncake import MOONCAKE
 from kvtape.traces.importers.otel import OTEL
 from kvtape.traces.importers.protocol import Reader
@@ -43,8 +44,9 @@ READERS: tuple[Reader, ...] = (
 )
 
 
-def format_names() -> list[str]:
-    return [reader.name for reader in READERS]
+def format_names(readers: Sequence[Reader] = READERS) -> list[str]:
+    """What `--format` takes beside `auto`: the readers, and kvtape's own lines, which are no trace but a whole log."""
+    return [*(reader.name for reader in readers), FORMAT_NAME]
 
 
 def reader_for(name: str, source: Source, readers: Sequence[Reader] = READERS) -> Reader:
@@ -53,7 +55,7 @@ def reader_for(name: str, source: Source, readers: Sequence[Reader] = READERS) -
         for reader in readers:
             if reader.name == name:
                 return reader
-        known = ", ".join(r.name for r in readers)
+        known = ", ".join(format_names(readers))
         raise source.rejected(None, f"there is no format {name!r}", f"choose one of auto, {known}", whole=True)
     if not source.head.strip():
         raise source.rejected(None, "empty", "give a file with at least one request", whole=True)
@@ -61,5 +63,5 @@ def reader_for(name: str, source: Source, readers: Sequence[Reader] = READERS) -
     if len(found) == 1:
         return found[0]
     what = f"looks like {' and '.join(r.name for r in found)}" if found else "of no format that kvtape knows by sight"
-    known = ", ".join(r.name for r in found or readers)
+    known = ", ".join([r.name for r in found] or format_names(readers))
     raise source.rejected(None, what, f"name its format with --format: {known}", whole=True)

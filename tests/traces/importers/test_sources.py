@@ -27,7 +27,8 @@ AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,374,44
 
 
 def test_names_are_unique_and_every_format_says_what_it_is() -> None:
-    assert len(set(format_names())) == len(READERS)
+    assert len(set(format_names())) == len(READERS) + 1
+    assert "kvtape-jsonl" in format_names()
     assert all(reader.summary and reader.rules.time_unit for reader in READERS)
 
 
