@@ -49,7 +49,9 @@ class Architecture:
     """Sizes count components, heads, layers. `windows`: of each layer, in tokens, 0 for full attention.
 
     `rotaries`: of each layer. `query_scale` multiplies queries before the dot product. `attention_cap`, `logit_cap`:
-    soft caps `c * tanh(x / c)`, 0 for none.
+    soft caps `c * tanh(x / c)`, 0 for none. `history`: by name, what makes keys and values of a row depend on more than
+    its residual row and its position (a stateful norm, learned positions, latent attention). None of `KNOWN_ARCHS` has
+    such a thing; an architecture that is added says so here, and engines that keep residual rows refuse it.
     """
 
     shape: ModelShape
@@ -60,6 +62,7 @@ class Architecture:
     attention_cap: float = 0.0
     logit_cap: float = 0.0
     activation: Activation = "silu"
+    history: tuple[str, ...] = ()
 
     @property
     def n_layer(self) -> int:

@@ -18,7 +18,16 @@ from kvtape.planner.grammar import OptionValue, Spec, SpecError, choose_name, pa
 
 __all__ = ["EngineChoice", "engine_entries", "engine_names", "make_engine", "parse_engine"]
 
-_MODULES: Final = ("standard", "no_cache", "turbo_quant")
+_MODULES: Final = (
+    "standard",
+    "no_cache",
+    "markov_rs",
+    "windowed_checkpoint",
+    "turbo_quant",
+    "boundary_kv",
+    "markov_rs_codec",
+    "boundary_per_layer",
+)
 """In the order of lists: the reference first."""
 
 

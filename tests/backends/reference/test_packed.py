@@ -19,9 +19,14 @@ from support.reference import play, text
 
 # Every KV engine of the catalogue in a spec that exercises it. An engine that is added must be added here.
 KV_SPECS = {
+    "boundary-kv": "boundary-kv:chunk=20",
+    "boundary-per-layer": "boundary-per-layer:window=24,codecs=bf16x1+q8_0",
+    "markov-rs": "markov-rs:window=24",
+    "markov-rs-codec": "markov-rs-codec:window=24",
     "no-cache": "no-cache",
     "standard": "standard:window=24",
     "turbo-quant": "tq3",
+    "windowed-checkpoint": "windowed-checkpoint:window=24",
 }
 RETRIEVAL: frozenset[str] = frozenset()
 CELLS = [(spec, storage) for spec in sorted(KV_SPECS.values()) for storage in ("f16", "q4_0", "q8_0")]

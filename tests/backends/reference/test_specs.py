@@ -23,6 +23,12 @@ from kvtape.planner.grammar import Option
         ("no-cache", "no-cache"),
         ("none", "no-cache"),
         ("off", "no-cache"),
+        ("markov-residual:window=9", "markov-rs:window=9"),
+        ("unlimited", "windowed-checkpoint"),
+        ("unlimited-context:window=512", "windowed-checkpoint"),
+        ("markov-rs-codec:window=512", "markov-rs-codec"),
+        ("boundary-per-layer:codecs=bf16,window=8", "boundary-per-layer:window=8,codecs=bf16"),
+        ("boundary-kv:chunk=64", "boundary-kv:chunk=64"),
     ],
 )
 def test_a_spec_has_one_canonical_text(text: str, spec: str) -> None:
@@ -35,7 +41,7 @@ def test_a_spec_has_one_canonical_text(text: str, spec: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("Standard", "unknown engine 'Standard', did you mean 'standard'? allowed: fp32, full, no-cache"),
+        ("Standard", f"unknown engine 'Standard', did you mean 'standard'? allowed: {', '.join(engine_names())}"),
         ("standrad", "did you mean 'standard'?"),
         ("standard:windw=3", "unknown option of standard 'windw', did you mean 'window'? allowed: window, window_rule"),
         ("standard:window=0", "at least 1"),

@@ -1,0 +1,40 @@
+"""`boundary-per-layer`: `markov-rs` whose cold rows are written by a codec of each layer's own.
+
+Contract: bounded KL. Layers do not bear the same error equally well, so each has its codec: `codecs=bf16x2+q8_0` writes
+the first two layers' rows as bf16 and all others as q8_0. Exact in the window and through the prefill, as
+`markov-rs-codec` is. With the default codecs a step's mean KL from `standard` stays below KL_BOUND on SmolLM2
+(`docs/reference.md` has the measurement, and that of each layer); other codecs have no stated bound.
+
+Refuses at prefill codecs that name another number of layers than the model has. Memory: see `row_codecs` for the bytes
+of a cold row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kvtape.backends.reference.catalogue import EngineEntry
+from kvtape.backends.reference.codec_policy import parse_codec_policy
+from kvtape.backends.reference.engine import Contract, EngineInfo
+from kvtape.backends.reference.residual_engine import ResidualEngine
+from kvtape.planner.grammar import Option, OptionValue
+
+__all__ = ["ENTRY", "KL_BOUND"]
+
+KL_BOUND: Final = 1e-2
+"""Mean KL from `standard` over the steps behind a prompt, in nats, with the default codecs."""
+
+
+def _make(info: EngineInfo, options: Mapping[str, OptionValue]) -> ResidualEngine:
+    return ResidualEngine(info, int(options["window"] or 0), parse_codec_policy(str(options["codecs"])))
+
+
+ENTRY = EngineEntry(
+    name="boundary-per-layer",
+    options={"window": Option(int, 512, (1, None)), "codecs": Option(str, "bf16x2+q8_0")},
+    contract=Contract.BOUNDED_KL,
+    make=_make,
+    about="markov-rs with a codec of each layer's own for cold rows",
+    experimental=True,
+)
