@@ -1,8 +1,11 @@
 """Does the simulator agree with this machine? `make fidelity` records, calibrates, predicts and compares, in one run.
 
-On each engine: record A and calibrate on it; record B and C twice each, with other texts; simulate both with A's costs.
-The table has the errors of operations, turns and totals, beside the machine's own difference between two recordings.
-Prints it as Markdown and writes fidelity.json; exit 1 where the bar is missed.
+On each engine: record A and calibrate on it; record the logs of `fidelity_cases.PREDICTED` twice, with other texts;
+simulate them with A's costs. The table has the errors of operations, turns and totals, beside the machine's own
+difference between two recordings. Prints it as Markdown and writes fidelity.json; exit 1 where the bar is missed.
+
+The third subject are the modelled operations: a machine that takes exactly what llama.cpp's costs say does the same
+work, is calibrated on what it did on A, and predicted. What is wrong there is wrong with the calibration itself.
 
 `--clock cpu` (the default) records processor time of this process: the engines run one thread, so on a quiet machine
 it is the time that passes, and on a busy one it is what the work cost without the waiting for others. `--clock wall`.
@@ -15,22 +18,23 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from fidelity_cases import LEARNT, PREDICTED, record
+
 from kvtape.backends.clock import MonotonicClock
-from kvtape.backends.protocol import Clock, Engine, SessionConfig
+from kvtape.backends.protocol import Clock
 from kvtape.backends.registry import open_engine
-from kvtape.backends.session import Session
 from kvtape.cli.models import demo_model, trained_context
-from kvtape.cli.prompts import Message, chat_script
 from kvtape.cli.recording import live_run
-from kvtape.planner.specs import parse_policy
-from kvtape.sim.costs.calibrate import calibrate
+from kvtape.planner.events import Event
+from kvtape.sim.costs.calibrate import calibrate, calibrate_samples
 from kvtape.sim.costs.model import CostTable
+from kvtape.sim.costs.samples import samples_of
 from kvtape.sim.fidelity import Comparison, compare
 from kvtape.sim.world.reading import read_scripts
 from kvtape.sim.world.running import simulate
@@ -39,28 +43,10 @@ from kvtape.testing.sink import ListSink
 from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import Recorder
 
-
-@dataclass(frozen=True)
-class Case:
-    """A chat about `paragraphs` of the demo's essay, `decode` tokens each turn; `session` names it in its log."""
-
-    session: str
-    paragraphs: tuple[int, int]
-    policy: str
-    n_ctx: int
-    chunk: int
-    decode: int
-
-
-LEARNT = (
-    Case("A-stream", (0, 5), "stream:sink=4,recent=300", 512, 128, 32),
-    Case("A-class", (5, 9), "class:budget=400", 512, 64, 20),
-)
-PREDICTED = (
-    Case("B", (10, 15), "stream:sink=4,recent=300", 512, 128, 32),
-    Case("C", (15, 19), "class:budget=380", 768, 96, 24),
-)
 ENGINES = ("llama", "openvino")
+TWICE = (1, 2)
+
+Sessions = Mapping[str, Sequence[Event]]
 
 
 class ProcessorClock:
@@ -76,51 +62,86 @@ def main() -> int:
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
     asked = parser.parse_args()
     clock = ProcessorClock() if asked.clock == "cpu" else MonotonicClock()
-    with tempfile.TemporaryDirectory() as scratch:
-        results = {name: _engine(Path(scratch), name, clock) for name in ENGINES}
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for engine in ENGINES:
+            _record(folder, engine, clock)
+        learnt = {engine: _learnt(folder / f"{engine}-A.duckdb") for engine in ENGINES}
+        for engine, costs in learnt.items():
+            results[engine] = _json(_predicted(folder, engine, costs))
+        results["modelled"] = _json(_modelled(folder, "llama", learnt["llama"]))
     asked.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(_table(results))
     return 0 if all(case["holds"] for cases in results.values() for case in cases.values()) else 1
 
 
-def _engine(folder: Path, name: str, clock: Clock) -> dict[str, Any]:
+def _record(folder: Path, name: str, clock: Clock) -> None:
+    """Sessions of all logs take turns, so that a load that comes and goes falls on all of them."""
     engine = open_engine(name, demo_model(), {})
     try:
-        # The recordings take turns, so that a load that comes and goes falls on all of them.
-        learnt = _record(folder / f"{name}-A.duckdb", engine, LEARNT, clock)
-        logs = {(case.session, n): folder / f"{name}-{case.session}{n}.duckdb" for n in (1, 2) for case in PREDICTED}
-        for (session, _), log in logs.items():
-            _record(log, engine, [c for c in PREDICTED if c.session == session], clock)
+        with ExitStack() as held:
+            logs: dict[str, Recorder] = {}
+            for log in ("A", *(f"{case.session}{n}" for n in TWICE for case in PREDICTED)):
+                run = live_run({"bench": "fidelity", "engine": name, "log": log}, engine, clock)
+                logs[log] = held.enter_context(Recorder(folder / f"{name}-{log}.duckdb", run, clock=clock))
+            for learnt, predicted in zip_longest(LEARNT, PREDICTED):
+                if learnt is not None:
+                    record(logs["A"], engine, learnt, clock)
+                if predicted is not None:
+                    record(logs[f"{predicted.session}1"], engine, predicted, clock)
+            for predicted in PREDICTED:
+                record(logs[f"{predicted.session}2"], engine, predicted, clock)
     finally:
         engine.close()
-    with open_log(learnt) as tape:
-        costs = calibrate([tape], machine=None, kvtape_version="bench")
-    return {c.session: _predict([logs[c.session, n] for n in (1, 2)], c.session, costs).to_json() for c in PREDICTED}
 
 
-def _record(log: Path, engine: Engine, cases: Sequence[Case], clock: Clock) -> Path:
-    print(f"recording {log.name}", file=sys.stderr, flush=True)
-    essay = files("kvtape.cli").joinpath("text", "essay.txt").read_text(encoding="utf-8")
-    paragraphs = [p.strip() for p in essay.split("\n\n") if len(p.strip()) > 80]
-    run = live_run({"bench": "fidelity", "log": log.name}, engine, clock)
-    with Recorder(log, run, clock=clock) as recorder:
-        for case in cases:
-            config = SessionConfig(n_ctx=case.n_ctx, chunk=case.chunk, threads=1)
-            messages = [Message("user", p[:900]) for p in paragraphs[slice(*case.paragraphs)]]
-            backend, policy = engine.open(config), parse_policy(case.policy)
-            names = {"run_id": run.run_id, "session_id": case.session}
-            with Session(backend, policy, recorder, clock, content=True, **names) as session:
-                chat_script(engine, messages, case.decode).play(session)
-    return log
+def _learnt(log: Path) -> CostTable:
+    with open_log(log) as tape:
+        return calibrate([tape], machine=None, kvtape_version="bench")
 
 
-def _predict(logs: Sequence[Path], session: str, costs: CostTable) -> Comparison:
+def _predicted(folder: Path, engine: str, costs: CostTable) -> dict[str, Comparison]:
+    found = {}
+    for case in PREDICTED:
+        logs = [folder / f"{engine}-{case.session}{n}.duckdb" for n in TWICE]
+        one, two = (_recorded(log)[case.session] for log in logs)
+        found[case.session] = compare(one, two, _simulated(logs[0], costs)[case.session])
+    return found
+
+
+def _modelled(folder: Path, engine: str, truth: CostTable) -> dict[str, Comparison]:
+    """What a machine of `truth` does of the engine's logs, beside what is predicted of it."""
+    did = _simulated(folder / f"{engine}-A.duckdb", truth)
+    learnt = calibrate_samples([sample for events in did.values() for sample in samples_of(events)])
+    costs = CostTable(truth.origin, learnt)
+    found = {}
+    for case in PREDICTED:
+        log = folder / f"{engine}-{case.session}1.duckdb"
+        one, two, simulated = (_simulated(log, table)[case.session] for table in (truth, truth, costs))
+        found[case.session] = compare(one, two, simulated)
+    return found
+
+
+def _recorded(log: Path) -> Sessions:
+    with open_log(log) as tape:
+        run = tape.default_run().run_id
+        return {row.session_id: tape.events(run, row.session_id) for row in tape.sessions(run)}
+
+
+def _simulated(log: Path, costs: CostTable) -> Sessions:
     sink = ListSink()
-    with open_log(logs[0]) as one, open_log(logs[1]) as two:
+    with open_log(log) as tape:
         trained = trained_context(demo_model())
-        simulate(read_scripts(one), Settings(arrivals="closed"), costs, sinks=[sink], n_ctx_train=trained)
-        recorded = [tape.events(tape.default_run().run_id, session) for tape in (one, two)]
-    return compare(recorded[0], recorded[1], sink.events)
+        simulate(read_scripts(tape), Settings(arrivals="closed"), costs, sinks=[sink], n_ctx_train=trained)
+    found: dict[str, list[Event]] = {}
+    for event in sink.events:
+        found.setdefault(event.session_id, []).append(event)
+    return found
+
+
+def _json(cases: Mapping[str, Comparison]) -> dict[str, Any]:
+    return {name: case.to_json() for name, case in cases.items()}
 
 
 def _table(results: dict[str, Any]) -> str:

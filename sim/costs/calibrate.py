@@ -116,7 +116,11 @@ def _fit_group(group: tuple[WorkKind, ...], samples: Sequence[Sample]) -> Mappin
             at = first[work.kind]
             x[i, at : at + len(TERMS[work.kind])] += counts(work)
     y = np.array([s.elapsed_ns for s in samples], np.float64)
-    rates = _median(y) if group == ("session",) else fit(x, y)
+    # Where the log has one size only, what grows with the size explains it: a call of another size costs another time.
+    sized = [term.sized for kind in group for term in TERMS[kind]]
+    order = np.argsort([not yes for yes in sized], kind="stable")
+    rates = np.empty(len(sized))
+    rates[order] = _median(y) if group == ("session",) else fit(x[:, order], y)
     predicted: Floats = x @ rates
     out: dict[WorkKind, KindCosts] = {}
     for kind in group:

@@ -50,11 +50,14 @@ def nonnegative(gram: Floats, moment: Floats) -> Floats:
 def fit(counts: Floats, elapsed: Floats) -> Floats:
     """Rates `[k]`, at least 0, for `counts` `[n, k]` and `elapsed` `[n]` ns: elapsed ~ counts @ rates.
 
-    Columns that are 0 throughout get a rate of 0. Raises ValueError for shapes that do not fit and for no rows.
+    Columns that are 0 throughout get a rate of 0; of columns that say the same, the first has all of it. Raises
+    ValueError for shapes that do not fit, no rows, and numbers that are negative or not finite.
     """
     n, k = counts.shape
     if elapsed.shape != (n,) or not n:
         raise ValueError(f"{elapsed.shape} times for counts of shape {counts.shape}")
+    if not all(np.isfinite(numbers).all() and (numbers >= 0).all() for numbers in (counts, elapsed)):
+        raise ValueError("a time or a count is negative or not finite")
     there = np.flatnonzero(counts.any(axis=0))
     floor = max(1.0, float(np.median(elapsed)) * 1e-2)
     scale = counts[:, there].max(axis=0)

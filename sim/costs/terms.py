@@ -21,11 +21,12 @@ __all__ = ["TERMS", "Term", "counts"]
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One summand: nanoseconds per `unit`, times `count(work)`."""
+    """One summand: nanoseconds per `unit`, times `count(work)`. `sized`: it grows with what there is to do."""
 
     name: str
     unit: str
     count: Callable[[Work], float]
+    sized: bool = True
 
 
 def _attended(work: Work) -> float:
@@ -35,18 +36,18 @@ def _attended(work: Work) -> float:
 SMALL_BATCH: Final = 32
 """Tokens of a call up to which an engine's small-batch kernels may be in use."""
 
-_CALL = Term("call", "ns/call", lambda w: 1.0)
+_CALL = Term("call", "ns/call", lambda w: 1.0, sized=False)
 _TOKEN = Term("token", "ns/token", lambda w: float(w.tokens))
 _SMALL = Term("small_batch_token", f"ns/token of the first {SMALL_BATCH}", lambda w: float(min(w.tokens, SMALL_BATCH)))
 _ATTENDED = Term("attended_row", "ns/(token*row)", _attended)
 _ROW = Term("resident_row", "ns/row", lambda w: float(w.resident))
-_KEPT = Term("kept", "ns/call that leaves rows", lambda w: 1.0 if w.resident > w.tokens else 0.0)
+_KEPT = Term("kept", "ns/call that leaves rows", lambda w: 1.0 if w.resident > w.tokens else 0.0, sized=False)
 _KEPT_ROW = Term("kept_row", "ns/row that stays", lambda w: float(max(0, w.resident - w.tokens)))
-_INSERT = Term("insert", "ns/call with rows behind", lambda w: 1.0 if w.behind else 0.0)
+_INSERT = Term("insert", "ns/call with rows behind", lambda w: 1.0 if w.behind else 0.0, sized=False)
 _INSERT_ROW = Term("insert_row", "ns/row then there", lambda w: float(w.resident + w.tokens) if w.behind else 0.0)
 _LATER_ROW = Term("later_row", "ns/row then there", lambda w: float(w.resident + w.tokens))
 _BYTE = Term("byte", "ns/byte", lambda w: float(w.n_bytes))
-_TURN = Term("pending_shift", "ns/shift", lambda w: 1.0 if w.turned else 0.0)
+_TURN = Term("pending_shift", "ns/shift", lambda w: 1.0 if w.turned else 0.0, sized=False)
 _TURNED = Term("turned_row", "ns/row", lambda w: float(w.turned))
 _SCANNED = Term("query_row", "ns/(query*row)", lambda w: float(w.tokens * w.resident))
 

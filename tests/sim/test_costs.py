@@ -54,6 +54,52 @@ def test_nonnegative_satisfies_the_conditions_of_the_optimum(k: int, seed: int) 
     assert np.abs(gradient[found > 0]).max(initial=0.0) < 1e-8
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 12),
+    st.integers(1, 5),
+    st.lists(st.one_of(st.just(0.0), st.floats(1, 1e15)), min_size=12, max_size=12),
+    st.integers(0, 2**32 - 1),
+)
+def test_whatever_was_recorded_rates_are_finite_and_not_negative(n: int, k: int, times: list[float], seed: int) -> None:
+    counts_of = np.random.default_rng(seed).integers(0, 3, (n, k)).astype(float)
+    found = fit(counts_of, np.array(times[:n]))
+    assert np.isfinite(found).all()
+    assert (found >= 0).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0])
+def test_times_and_counts_that_are_none_are_refused(bad: float) -> None:
+    good = np.ones((3, 1)), np.ones(3)
+    with pytest.raises(ValueError, match="negative or not finite"):
+        fit(good[0], np.array([1.0, bad, 1.0]))
+    with pytest.raises(ValueError, match="negative or not finite"):
+        fit(np.array([[1.0], [bad], [1.0]]), good[1])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 500), st.lists(st.integers(1, 10**9), min_size=1, max_size=5))
+def test_one_size_alone_is_scaled_to_others(tokens: int, times: list[int]) -> None:
+    """Calls, tokens and rows say the same there, and which of them costs cannot be seen: the tokens are taken."""
+    samples = [Sample((Work("rebuild", tokens),), ns, i) for i, ns in enumerate(times)]
+    costs = CostTable(Origin("x"), calibrate_samples(samples))
+    price = costs.cost_ns(Work("rebuild", tokens))
+    assert min(times) - 1 <= price <= max(times) + 1
+    assert costs.cost_ns(Work("rebuild", 3 * tokens)) == pytest.approx(3 * price, rel=1e-9, abs=2)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 9))
+def test_terms_that_say_the_same_share_nothing(seed: int, factor: int) -> None:
+    """Resident rows that are always a multiple of the tokens: the sum is right, and no term takes from another."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 200, 30).tolist()
+    samples = [Sample((Work("evict", n, factor * n),), 1000 + 70 * n, i) for i, n in enumerate(sizes)]
+    costs = CostTable(Origin("x"), calibrate_samples(samples))
+    assert all(costs.cost_ns(s.works[0]) == pytest.approx(s.elapsed_ns, rel=1e-3, abs=2) for s in samples)
+    assert min(costs.kinds["evict"].rates) >= 0
+
+
 def test_a_few_interrupted_calls_do_not_move_the_rates() -> None:
     n = np.arange(1.0, 61.0)
     x = np.column_stack((np.ones(60), n))
