@@ -191,8 +191,15 @@ def _event_rows(body: dict[str, Any]) -> list[tuple[str, Any]]:
             rows.append(("resident until cut", f"{_ranges(computed['cut'])} by {cut}"))
         rows += [("evicted before", _taken(e)) for e in computed["evicted"]]
     rows += [("had been evicted", _taken(e)) for e in body["evicted_by"]]
-    rows.append(("decided by", "no plan" if body["plan_seq"] is None else f"the plan of event {body['plan_seq']}"))
+    rows.append(("decided by", _decided_by(body)))
     return rows
+
+
+def _decided_by(body: dict[str, Any]) -> str:
+    if body["plan_seq"] is not None:
+        return f"the plan of event {body['plan_seq']}"
+    asked = {"asked": "the caller; no plan", "hole": f"the prompt of turn {body['turn']}, which has them; no plan"}
+    return asked.get(body["reason"] or "", "no plan")
 
 
 def _taken(e: dict[str, Any]) -> str:
@@ -253,7 +260,7 @@ def _alternative_row(a: dict[str, Any]) -> tuple[Any, ...]:
         return (a["policy"], None, None, None, None, a["error"])
     notes = list(a["diagnostics"])
     if not a["due"]:
-        notes.append("no plan due at this moment" if not a["overflows"] else "never evicts")
+        notes.append("never evicts" if a["policy"].startswith("none") else "no plan due: it fits its budget")
     if a["overflows"]:
         notes.append("no room for the next token: the operation would be refused")
     return (

@@ -21,7 +21,7 @@ _NOTHING: Final = RangeSet()
 class Alternative:
     """One policy's answer. Ranges in tape positions.
 
-    `due`: whether it would have planned at all; what is resident may fit its own limit. `overflows`: what it keeps
+    `due`: whether it would have planned at all; what is resident may fit its own budget. `overflows`: what it keeps
     leaves no row for the next token. `evicts_only` went here and stayed in the recording, `keeps_only` the reverse;
     `error`: why there is no answer, everything else is None or empty then.
     """
@@ -62,7 +62,8 @@ def usual_policies(moment: Moment) -> list[str]:
 def alternative_of(moment: Moment, text: str) -> Alternative:
     """What `text` would have done. Raises SpecError for a spec that is none; what cannot be answered is in `error`.
 
-    `every=` and `block=` are of no account: it is asked at this moment, for the blocks that were there.
+    A policy with a budget of its own is asked for that, another one for the limit that the recorded plan had. `every=`
+    and `block=` are of no account: it is asked at this moment, for the blocks that were there.
     """
     policy = parse_policy(text)
     n_ctx = moment.state.n_ctx
@@ -79,7 +80,8 @@ def alternative_of(moment: Moment, text: str) -> Alternative:
         why = "a block was cut since it was measured, or its tokens count differently: scores are known within bounds"
         return Alternative(policy.canonical, error=why)
     plan = moment.plan
-    limit = plan.limit_tokens if plan.trigger == "asked" else policy.limit(n_ctx)
+    own = None if plan.trigger == "asked" else policy.budget
+    limit = min(n_ctx, plan.limit_tokens if own is None else own)
     over = plan.total_tokens + plan.incoming_tokens > limit
     if not policy.evicts or not over:
         return _compared(moment, Alternative(policy.canonical, due=policy.evicts and over), RangeSet())

@@ -113,13 +113,20 @@ def test_every_block_has_its_fate_and_its_reason() -> None:
 def test_another_policy_is_asked_with_the_same_blocks_and_scores() -> None:
     session = recorded(talk, SCORED[2], scores=True)
     moment = moment_of(session, max(session.plans))
-    for text in ("class:budget=32,block=8", "stream:sink=4,recent=12", "random:budget=32,seed=5", SCORED[2]):
+    for text in (
+        "class:budget=32,block=8",
+        "class:budget=48",
+        "stream:sink=4,recent=12",
+        "random:budget=32,seed=5",
+        SCORED[2],
+    ):
         policy = parse_policy(text)
         found = alternative_of(moment, text)
         blocks = moment.scores.on(moment.blocks) if policy.score_request else list(moment.blocks)
-        budget = policy.limit(moment.state.n_ctx) - moment.plan.incoming_tokens
+        limit = moment.plan.limit_tokens if policy.budget is None else policy.budget
+        budget = limit - moment.plan.incoming_tokens
         plan = policy.plan(blocks, budget=budget, capabilities=moment.capabilities, allow_recompute=True)
-        due = moment.plan.total_tokens + moment.plan.incoming_tokens > policy.limit(moment.state.n_ctx)
+        due = moment.plan.total_tokens + moment.plan.incoming_tokens > limit
         assert found.due == due
         gone = RangeSet((b.start, b.stop) for b in plan.evict) if due and plan is not None else RangeSet()
         assert found.evict == gone
