@@ -17,10 +17,14 @@ __all__ = ["explain"]
 
 def explain(
     log: LogPath,
-    run_or_seq: Annotated[
-        str, typer.Argument(metavar="[RUN] SEQ", help="A run, or the beginning of its id, where the log has several.")
+    where: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RUN] SEQ",
+            help="The event, and where the log has several runs the beginning of one's id.",
+            show_default=False,
+        ),
     ],
-    seq: Annotated[str | None, typer.Argument(metavar="", help="The event to explain.", hidden=True)] = None,
     session: SessionId = None,
     policy: Annotated[
         list[str] | None,
@@ -28,23 +32,27 @@ def explain(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Explain one decision: the plan of event SEQ, or the one behind its evict, admit, prefill or refusal.
+    """Explain one decision: what went and why, and what else could have been decided.
 
-    What was resident, what went and why, what other policies would have done with the same blocks and scores at that
-    moment, and whether what went was asked for again later. The recorded plan is made again on what the log has, and
-    the output says whether it comes out the same (exit code 1 when not).
+    It is the plan of event SEQ, or the one behind an evict, admit, prefill or refusal: what was resident, what went and
+    why, what other policies would have done with the same blocks and scores at that moment, and whether what went was
+    asked for again later. The recorded plan is made again on what the log has, and the output says whether it comes out
+    the same (exit code 1 when not).
 
     \b
     Example:
       kvtape explain demo-out/demo.duckdb 14 --session essay --policy class:budget=512
     """
+    from kvtape.backends.errors import UsageError
     from kvtape.cli.explain_text import explained_body, explained_sections
     from kvtape.cli.logs import opened
     from kvtape.cli.output import emit
     from kvtape.sim.explain.explaining import explain_event
     from kvtape.sim.explain.moment import recorded_session
 
-    run_text, number = (None, run_or_seq) if seq is None else (run_or_seq, seq)
+    if len(where) > 2:
+        raise UsageError(f"{' '.join(where)}: give [RUN] SEQ, a run and the number of an event")
+    run_text, number = where[0] if len(where) == 2 else None, where[-1]
     with opened(log) as tape:
         run = _run_of(tape, run_text)
         row = _session_of(tape, run, session)

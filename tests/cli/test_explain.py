@@ -98,6 +98,7 @@ def test_a_run_is_named_by_the_beginning_of_its_id(log: Path) -> None:
         (["x"], "SEQ 'x'"),
         (["-1"], "-1"),
         (["99999"], "no event 99999"),
+        (["a", "b", "4"], "give [RUN] SEQ"),
         (["other-run", "4"], "no such run; the log has: live-"),
         (["4", "--session", "nobody"], "no session 'nobody'"),
         (["4", "--policy", "lru:budget=4"], "unknown policy"),
