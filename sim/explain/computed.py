@@ -10,7 +10,7 @@ from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency import ResidencyState, apply
 from kvtape.sim.explain.moment import RecordedSession
 
-__all__ = ["Computed", "Eviction", "computed_by", "evictions_of", "plan_behind"]
+__all__ = ["Computed", "Eviction", "computed_by", "evictions_of", "plan_behind", "span_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,11 @@ def plan_behind(events: Sequence[Event], at: int) -> int | None:
     return None
 
 
+def span_of(event: Event) -> RangeSet:
+    """The tape positions of an event that has a range; nothing for one that has only a beginning."""
+    return RangeSet() if event.start is None or event.stop is None else RangeSet([(event.start, event.stop)])
+
+
 def evictions_of(events: Sequence[Event], ranges: RangeSet, before_seq: int) -> tuple[Eviction, ...]:
     """The last evicts before `before_seq` that took tokens of `ranges` out, the latest first."""
     left, found = ranges, []
@@ -63,7 +68,7 @@ def evictions_of(events: Sequence[Event], ranges: RangeSet, before_seq: int) -> 
         if not left:
             break
         if event.op == Op.EVICT:
-            mine = left & RangeSet([(event.start or 0, event.stop or 0)])
+            mine = left & span_of(event)
             if mine:
                 found.append(Eviction(event.seq, plan_behind(events, at), mine))
                 left -= mine
@@ -74,7 +79,7 @@ def computed_by(session: RecordedSession, seq: int) -> Computed:
     """What is said of the prefill or recompute of event `seq`."""
     events = session.events
     event = events[seq]
-    span = RangeSet([(event.start or 0, event.stop or 0)])
+    span = span_of(event)
     if event.op == Op.RECOMPUTE:
         return Computed(RangeSet(), RangeSet(), None, None, evictions_of(events, span, seq))
     cut = next((e for e in reversed(events[:seq]) if e.op in (Op.TRUNCATE, Op.PROMPT)), None)

@@ -10,7 +10,7 @@ from kvtape.planner.ranges import RangeSet
 from kvtape.planner.specs import parse_policy
 from kvtape.sim.errors import WorkloadError
 from kvtape.sim.explain.alternatives import Alternative, alternative_of, usual_policies
-from kvtape.sim.explain.computed import Computed, Eviction, computed_by, evictions_of, plan_behind
+from kvtape.sim.explain.computed import Computed, Eviction, computed_by, evictions_of, plan_behind, span_of
 from kvtape.sim.explain.decision import Decision, decision_of
 from kvtape.sim.explain.hindsight import Outcome, hindsight
 from kvtape.sim.explain.moment import Moment, RecordedSession, moment_of
@@ -48,9 +48,8 @@ def explain_event(session: RecordedSession, seq: int, policies: Sequence[str] | 
         raise WorkloadError(f"session {name}: no event {seq} that can be folded; {last}")
     asked = None if policies is None else [parse_policy(text).canonical for text in policies]
     event = events[seq]
-    span = RangeSet([(event.start or 0, event.stop or 0)])
     computed = computed_by(session, seq) if event.op in (Op.PREFILL, Op.RECOMPUTE) else None
-    evicted_by = evictions_of(events, span, seq) if event.op == Op.ADMIT else ()
+    evicted_by = evictions_of(events, span_of(event), seq) if event.op == Op.ADMIT else ()
     plan_seq = plan_behind(events, seq)
     if plan_seq is None or plan_seq not in session.plans:
         return Explained(event, None, None, None, (), (), computed, evicted_by)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from kvtape.backends.session import Session
 from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.events import Op
 from kvtape.planner.ranges import RangeSet
+from kvtape.planner.residency import ResidencyState, apply
 from kvtape.planner.specs import SpecError, parse_policy
 from kvtape.sim.errors import WorkloadError
 from kvtape.sim.explain.alternatives import alternative_of, usual_policies
@@ -162,6 +163,10 @@ def test_without_a_scorer_no_scored_policy_is_answered() -> None:
     assert [text.partition(":")[0] for text in usual_policies(moment)] == ["none", "class"]
 
 
+def union(sets: Iterable[RangeSet]) -> RangeSet:
+    return RangeSet((r.start, r.stop) for s in sets for r in s)
+
+
 def outcomes(play: Callable[[Session], None], policy: str, **more: Any) -> list[tuple[str, int | None]]:
     session = recorded(play, policy, **more)
     first = min(session.plans)
@@ -267,3 +272,56 @@ def test_an_evict_is_explained_by_its_plan_and_a_wish_by_none() -> None:
         explain_event(session, 999)
     with pytest.raises(SpecError):
         explain_event(session, 0, ["lru:budget=3"])
+
+
+@settings(max_examples=40)
+@given(PLAYS, st.sampled_from(UNSCORED), st.sampled_from([0, 32]))
+def test_every_token_that_went_has_one_outcome_that_the_fold_bears_out(
+    steps: list[Step], policy: str, cold: int
+) -> None:
+    session = recorded(play_steps(steps), policy, cold_tokens=cold)
+    states = [ResidencyState()]
+    for event in session.events:
+        states.append(apply(states[-1], event))
+    for seq in session.plans:
+        moment = moment_of(session, seq)
+        gone = RangeSet(f.evicted for f in decision_of(moment).blocks if f.evicted is not None)
+        found = hindsight(session, seq, gone)
+        settled = [o for o in found if o.what != "forgotten"]
+        assert sum(o.ranges.n_tokens for o in settled) == union(o.ranges for o in settled).n_tokens
+        assert union(o.ranges for o in found) == gone
+        for o in found:
+            if o.seq is None:
+                continue
+            before, after = states[o.seq], states[o.seq + 1]
+            assert not o.ranges & before.resident or o.what == "restored"
+            if o.what in ("admitted", "recomputed", "restored"):
+                assert o.ranges.issubset(after.resident)
+            elif o.what in ("off_the_tape", "prefilled_again"):
+                assert all(r.start >= after.tape_length for r in o.ranges)
+            else:
+                assert session.events[o.seq].start is not None
+                assert all(r.stop <= before.tape_length for r in o.ranges)
+
+
+@settings(max_examples=20)
+@given(PLAYS, st.sampled_from(UNSCORED), st.sampled_from([0, 32]))
+def test_every_computed_token_was_something_before(steps: list[Step], policy: str, cold: int) -> None:
+    session = recorded(play_steps(steps), policy, cold_tokens=cold)
+    for event in session.events:
+        if event.op not in (Op.PREFILL, Op.RECOMPUTE, Op.ADMIT):
+            assert explain_event(session, event.seq).computed is None
+            continue
+        found = explain_event(session, event.seq, ["none"])
+        span = RangeSet([(event.start or 0, event.stop or 0)])
+        if found.computed is None:
+            assert event.op == Op.ADMIT
+            assert union(e.ranges for e in found.evicted_by) == span
+            continue
+        parts = [found.computed.new, found.computed.cut, *(e.ranges for e in found.computed.evicted)]
+        assert sum(p.n_tokens for p in parts) == span.n_tokens
+        assert union(parts) == span
+        for eviction in found.computed.evicted:
+            evict = session.events[eviction.seq]
+            assert evict.op == Op.EVICT
+            assert ((evict.reason or "").startswith("plan:")) == (eviction.plan_seq is not None)
