@@ -6,6 +6,8 @@ One token at a time goes through the layers. For each layer, `sees` says which p
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from kvtape.backends.reference.blas import Floats, one_blas_thread
@@ -28,6 +30,12 @@ class PlainSession:
         self._codecs: tuple[RowCodec, ...] = policy.of(model.architecture.n_layer)
         self.n = 0
         self._inputs: list[list[Floats]] = [[] for _ in self._codecs]
+
+    def copy(self) -> PlainSession:
+        """One that goes on by itself."""
+        other = copy.copy(self)
+        other._inputs = [list(rows) for rows in self._inputs]
+        return other
 
     def tokens(self, ids: list[int], *, prompt: bool = False) -> Floats:
         """The last row behind the last layer `[n_embd]`. A prompt's rows see each other as they are."""
