@@ -67,9 +67,9 @@ def _played(session: Session, play: Play) -> None:
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.sampled_from(POLICIES), st.sampled_from([0, 64]), PLAYS)
-def test_events_tell_the_work_that_was_charged(policy: str, cold: int, play: Play) -> None:
-    recorded = recorded_toy(lambda session: _played(session, play), policy, n_ctx=36, cold_tokens=cold)
+@given(st.sampled_from(POLICIES), st.sampled_from([36, 64]), st.sampled_from([0, 64]), PLAYS)
+def test_events_tell_the_work_that_was_charged(policy: str, n_ctx: int, cold: int, play: Play) -> None:
+    recorded = recorded_toy(lambda session: _played(session, play), policy, n_ctx=n_ctx, cold_tokens=cold)
     prices = flat_costs()
     account, sink = _Account(prices.origin, prices.kinds), ListSink()
     simulate(read_scripts(MemoryLog([recorded])), Settings(arrivals="closed"), account, sinks=[sink])
