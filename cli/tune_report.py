@@ -1,0 +1,125 @@
+"""What `kvtape tune` says: the best point, how to run it, and every trial on the way to it."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtape.cli.output import Section
+    from kvtape.sim.costs.model import CostTable
+    from kvtape.sim.whatif.rows import Draws
+    from kvtape.sim.whatif.search import Found, Scored, Wish
+    from kvtape.sim.whatif.space import Space
+
+__all__ = ["tune_body", "tune_sections"]
+
+
+def tune_body(
+    found: Found, wish: Wish, space: Space, simulate: Sequence[str], costs: CostTable, source: str, draws: Draws
+) -> dict[str, Any]:
+    """What `--json` prints. `simulate`: the command that simulates this log, without a policy and what goes with it.
+
+    `rows`: one a point, as in a what-if, in the order in which they were first tried; `trials`: a place in `rows` each.
+    """
+    from kvtape.cli.output import report_digest
+    from kvtape.sim.whatif.rows import draw_rules
+
+    costs_digest = report_digest(costs.to_json())
+    searched = {
+        text: {name: [str(v) for v in values] for name, values in space.dimensions(i).items()}
+        for i, text in enumerate(space.policies)
+    }
+    config = {
+        "space": searched,
+        "machine": space.base.as_dict(),
+        "minimize" if wish.goal.better == "less" else "maximize": wish.goal.name,
+        "where": [str(condition) for condition in wish.conditions],
+        "seed": draws.seed,
+        "seeds": draws.count,
+    }
+    rules = {k: v for k, v in space.base.rules().items() if k != "slots"} | draw_rules(space.base, draws)
+    return config | {
+        "feasible": found.best is not None,
+        "best": None if found.best is None else _row(found.best, wish),
+        "nearest": None if found.nearest is None else _row(found.nearest, wish),
+        "commands": None if found.best is None else _commands(found.best, simulate),
+        "rows": [_row(scored, wish) for scored in found.points],
+        "trials": list(found.trials),
+        "choices": space.size,
+        "method": found.method,
+        "rules": rules,
+        "assumed": list(found.assumed),
+        "hypothetical": costs.origin.hypothetical,
+        "source_digest": source,
+        "costs_digest": costs_digest,
+        "config_digest": report_digest(config | {"costs": costs_digest, "trials": len(found.trials)}),
+    }
+
+
+def _row(scored: Scored, wish: Wish) -> dict[str, Any]:
+    if scored.row["error"] is not None:
+        return scored.row | {"feasible": False, "missed": []}
+    missed = [str(c) for c, by in zip(wish.conditions, scored.misses, strict=True) if by]
+    return scored.row | {"feasible": scored.feasible, "missed": missed}
+
+
+def _commands(scored: Scored, simulate: Sequence[str]) -> dict[str, str]:
+    """How to simulate the point with all its events, and how to record under its policy."""
+    s = scored.point.settings
+    chosen = ["--policy", scored.point.policy] + ([] if s.n_ctx is None else ["--n-ctx", str(s.n_ctx)])
+    cold = [] if s.cold_tokens is None else ["--cold-tokens", str(s.cold_tokens)]
+    slots = [] if s.slots is None else ["--slots", str(s.slots)]
+    record = ["kvtape", "record", "--model", "M.gguf", "--chat", "F.jsonl", "--log", "NEW.duckdb"]
+    return {
+        "simulate": shlex.join([*simulate, *chosen, *cold, *slots]),
+        "record": shlex.join([*record, *chosen, *cold]),
+    }
+
+
+def tune_sections(body: dict[str, Any]) -> list[Section]:
+    """The verdict, the best or nearest point with its commands, the trials, rules and what had to be assumed."""
+    from kvtape.cli.output import Section
+
+    goal = body.get("minimize") or body["maximize"]
+    shown = body["best"] or body["nearest"]
+    wanted = " and ".join(body["where"]) or "no condition"
+    verdict = (
+        f"best of {len(body['rows'])} points: {shown['policy']} at {shown['budget']} tokens"
+        if body["feasible"]
+        else f"NOTHING that was tried meets {wanted}; nearest of {len(body['rows'])} points, misses "
+        f"{', '.join(shown['missed'])}: {shown['policy']} at {shown['budget']} tokens"
+    )
+    names = dict.fromkeys([goal, *(_name(text) for text in body["where"])])
+    facts = [(name, shown[name]) for name in names]
+    facts += [(name, shown[name]) for name in ("slots", "cold_tokens") if shown[name] is not None]
+    sections = [Section(verdict, ("what", "value"), facts)]
+    if body["commands"] is not None:
+        sections.append(Section("use it", (), [(command,) for command in body["commands"].values()]))
+    sections.append(_trials(body, list(names)))
+    searched = [(f"{len(body['trials'])} trials of {body['choices']} choices", body["method"])]
+    sections.append(Section("rules", ("rule", "value"), [*searched, *body["rules"].items()]))
+    if body["assumed"]:
+        sections.append(Section("assumed", ("what",), [(text,) for text in body["assumed"]]))
+    return sections
+
+
+def _trials(body: dict[str, Any], names: list[str]) -> Section:
+    from kvtape.cli.output import Section
+
+    first: dict[int, int] = {}
+    rows = []
+    for number, place in enumerate(body["trials"], 1):
+        row = body["rows"][place]
+        again = first.setdefault(place, number)
+        said = f"as trial {again}" if again != number else row["error"] or ", ".join(row["missed"]) or "yes"
+        rows.append(
+            (number, row["policy"], row["budget"], row["slots"], row["cold_tokens"], *map(row.get, names), said)
+        )
+    return Section("trials", ("trial", "policy", "budget", "slots", "cold tokens", *names, "meets all"), rows)
+
+
+def _name(condition: str) -> str:
+    return condition.replace(">=", "<=").partition("<=")[0]
