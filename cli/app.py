@@ -30,6 +30,7 @@ from kvtape.cli import (
     show,
     simulate,
     sql,
+    tune,
     verify,
     whatif,
 )
@@ -55,6 +56,7 @@ app.command()(capacity.capacity)
 app.command()(calibrate.calibrate)
 app.command()(simulate.simulate)
 app.command()(whatif.whatif)
+app.command()(tune.tune)
 app.command()(curve.curve)
 app.command()(fleet.fleet)
 app.command()(explain.explain)
