@@ -1,0 +1,120 @@
+"""`kvtape whatif --seeds` and `kvtape tune` from the command line, on a log of a real engine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from support.command import kvtape, kvtape_process
+
+ROOFLINE = "flops=1e9,bytes_per_s=1e9,params=1e5,weight_bytes=2e5,row_bytes=512"
+
+
+@pytest.fixture(scope="module")
+def asked(log: Path, tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    """The log and costs that are made up: what is tested here does not depend on the machine."""
+    path = tmp_path_factory.mktemp("costs") / "costs.json"
+    ran = kvtape("calibrate", "--roofline", ROOFLINE, "--out", path)
+    assert ran.code == 0, ran.err
+    return [log, "--costs", path]
+
+
+TUNE = ["--budget", "128:512", "--trials", 24, "--where", "peak_kv_bytes<=100KiB", "--minimize", "forgotten"]
+WHATIF = ["--policy", "stream", "--policy", "class", "--budget", 256, "--seeds", 5, "--seed", 2]
+
+
+def test_the_best_point_is_printed_with_the_command_that_repeats_it(asked: list[object]) -> None:
+    ran = kvtape("tune", *asked, *TUNE, "--json")
+    assert ran.code == 0, ran.err
+    said = json.loads(ran.out)
+    assert said["feasible"] is True
+    assert said["best"]["peak_kv_bytes"] <= 100 * 1024
+    assert said["best"]["not_served"] == 0
+    assert said["best"]["forgotten_tokens"] == min(r["forgotten_tokens"] for r in said["rows"] if r["feasible"])
+    assert len(said["rows"]) == 24
+    assert set(said["trials"]) == set(range(24))
+    words = shlex.split(said["commands"]["simulate"])
+    again = json.loads(kvtape(*words[1:], "--json").out)["figures"]
+    for name in ("ttft_p95_ns", "peak_kv_bytes", "forgotten_tokens", "evicted_tokens"):
+        assert again[name] == said["best"][name], name
+    assert said["commands"]["record"].startswith("kvtape record ")
+    assert f"--policy {said['best']['policy']}" in said["commands"]["record"]
+    table = kvtape("tune", *asked, *TUNE).out
+    assert "best of" in table
+    assert said["commands"]["record"] in table
+
+
+def test_the_recorded_policy_is_recorded_again_by_the_command(asked: list[object], model: Path, tmp_path: Path) -> None:
+    ran = kvtape("tune", *asked, *TUNE, "--policy", "stream", "--json")
+    words = shlex.split(json.loads(ran.out)["commands"]["record"])
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text('{"role": "user", "content": "hello"}\n', encoding="utf-8")
+    there = {"M.gguf": str(model), "F.jsonl": str(chat), "NEW.duckdb": str(tmp_path / "new.duckdb")}
+    done = kvtape(*(there.get(word, word) for word in words[1:]), "--decode", 2)
+    assert done.code == 0, done.err
+
+
+def test_where_nothing_is_feasible_the_code_is_1_and_the_nearest_is_shown(asked: list[object]) -> None:
+    args = ["tune", *asked, "--budget", 256, "--trials", 8, "--where", "peak_kv_bytes<=1KiB"]
+    ran = kvtape(*args, "--json")
+    said = json.loads(ran.out)
+    assert (ran.code, said["feasible"], said["best"], said["commands"]) == (1, False, None, None)
+    assert said["nearest"]["missed"] == ["peak_kv_bytes<=1024"]
+    table = kvtape(*args)
+    assert table.code == 1
+    assert "NOTHING that was tried meets not_served<=0 and peak_kv_bytes<=1024; nearest of" in table.out
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--where", "peak_kv_bytes"], "write FIGURE<=BOUND"),
+        (["--minimize", "speed"], "unknown figure"),
+        (["--minimize", "ttft_p95", "--maximize", "served"], "give one of them"),
+        (["--budget", "512:128"], "LOW <= HIGH"),
+        (["--budget", "many"], "a number of tokens, or LOW:HIGH"),
+        (["--policy", "opt"], "knows the future"),
+        (["--policy", "lru"], "unknown policy"),
+        (["--ray", "nowhere"], "choose local, auto, HOST:PORT"),
+        (["--where", "retained_mass>=0.9"], "--score-all"),
+        (["--policy", "h2o"], "no point can be simulated"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(asked: list[object], more: list[str], said: str) -> None:
+    ran = kvtape("tune", *asked, "--budget", 256, "--trials", 2, *more)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert len(ran.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("verb", [["tune", *TUNE], ["whatif", *WHATIF]], ids=lambda verb: str(verb[0]))
+def test_a_report_is_the_same_to_the_byte_whatever_made_it(asked: list[object], verb: list[object]) -> None:
+    args = [verb[0], *asked, *verb[1:], "--json"]
+    one = kvtape(*args)
+    assert one.code == 0, one.err
+    two = kvtape_process([*args, "--workers", 2], PYTHONHASHSEED="1")
+    three = kvtape_process([*args, "--workers", 1], PYTHONHASHSEED="2")
+    assert [two.out, three.out] == [one.out, one.out]
+    assert two.err == ""
+
+
+def test_seeds_make_intervals_and_are_in_the_report(asked: list[object], tmp_path: Path) -> None:
+    said = json.loads(kvtape("whatif", *asked, *WHATIF, "--json").out)
+    assert (said["seeds"], said["seed"]) == (5, 2)
+    assert all(set(row["intervals"]["ttft_p95_ns"]) == {"low", "high", "mean"} for row in said["rows"])
+    assert "the same for all points" in said["rules"]["draws"]
+    assert "front share" in kvtape("whatif", *asked, *WHATIF).out
+    grid = tmp_path / "grid.json"
+    grid.write_text('{"policy": ["stream", "class"], "budget": [256], "seeds": 5, "seed": 2}', encoding="utf-8")
+    assert json.loads(kvtape("whatif", *asked, "--grid", grid, "--json").out) == said
+    assert kvtape("whatif", *asked, "--grid", grid, "--seeds", 3).code == 2
+    recorded = json.loads(kvtape("whatif", *asked, "--policy", "stream", "--budget", 256, "--json").out)
+    assert (recorded["seeds"], recorded["seed"], recorded["rows"][0]["intervals"]) == (1, None, None)
+
+
+def test_a_seed_of_nothing_is_refused(asked: list[object]) -> None:
+    ran = kvtape("whatif", *asked, "--policy", "stream", "--budget", 256, "--seed", 2)
+    assert (ran.code, "--seeds 2 or more" in ran.err) == (2, True)
