@@ -28,13 +28,19 @@ from kvtape.traces.errors import LogWriteFailed
 
 __all__ = ["DEFAULT_EVERY", "Shadow", "open_shadow"]
 
-_SINKS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Tape positions at which the keys of the first block are measured apart."""
+_SINKS: Final = (1, 2, 4, 8, 16, 32)
+"""Tape positions at which keys are measured apart, wherever the blocks have their borders."""
 
 DEFAULT_EVERY = DEFAULT_BLOCK
 """Queries that are measured together, unless asked otherwise: as many as a block of the planner has tokens."""
 
 _NO_CUT = sys.maxsize
+
+_OPTIONS: Final = {
+    "llama": {"scores": "on", "swa_full": "on"},
+    "openvino": {"scores": "on", "mirror": "on"},
+}
+"""What an engine must be asked for: scores, and that it keeps what it scores, all rows or a copy of all keys."""
 
 
 def open_shadow(
@@ -56,8 +62,6 @@ def open_shadow(
         )
     if config.options.get("memory", "off") != "off":
         raise UsageError("memory= bounds one cache, and dense attention needs a second one; give --n-ctx instead")
-    # OpenVINO scores from its mirror; what only evicting needs is left out.
-    wanted = {"scores": "on"} | ({"mirror": "on"} if "mirror" in config.options else {})
     backend = engine.open(
         replace(
             config,
@@ -65,7 +69,7 @@ def open_shadow(
             flash_attention=False,
             cold_budget_tokens=0,
             cold_budget_bytes=0,
-            options=config.options | wanted,
+            options=config.options | _OPTIONS.get(engine.name, {"scores": "on"}),
         )
     )
     if not backend.capabilities.attention_scores:
@@ -199,16 +203,19 @@ def _pieces(start: int, stop: int, block_stops: Sequence[int], every: int) -> It
 
 
 def _up_to(blocks: Sequence[Block], stop: int) -> list[Block]:
-    """The blocks of the tape before `stop`, the last one as far as it reaches, the first in parts that double.
+    """The blocks of the tape before `stop`, the last one as far as it reaches, the first tokens in parts that double.
 
     Sinks are a few tokens, and most attention is theirs: in one sum with the rest of their block nobody could say
     what a policy that keeps just them retains.
     """
-    there = [b for b in blocks if b.start < stop]
-    there[-1] = replace(there[-1], stop=min(there[-1].stop, stop))
-    first = there[0]
-    borders = [first.start, *(n for n in _SINKS if first.start < n < first.stop), first.stop]
-    return [*(replace(first, start=a, stop=b) for a, b in pairwise(borders)), *there[1:]]
+    there: list[Block] = []
+    for block in blocks:
+        end = min(block.stop, stop)
+        borders = [block.start, *(n for n in _SINKS if block.start < n < end), end]
+        there += [replace(block, start=a, stop=b) for a, b in pairwise(borders) if a < b]
+        if end == stop:
+            break
+    return there
 
 
 def _check(measured: AttentionMass, start: int, stop: int) -> None:

@@ -1,9 +1,10 @@
 """Does retained attention mass tell which policy hurts? Predicted from a dense log, measured by KL and likelihood.
 
 For each text one dense pass of the demo model is recorded with the attention of every query. From that log alone every
-policy and budget is simulated, which gives 1 - retained mass. Then the same policies stream through the same text on
-the engine, one token at a time beside dense attention, which gives the mean KL and what a token's likelihood lost.
-Rank correlations over all policy-budget pairs, of each text and of the means over texts, with bootstrap intervals.
+policy and budget is simulated, which gives 1 - retained mass. The same policies stream through the same text on the
+engine, one token at a time beside dense attention, which gives the mean KL and what a token's likelihood lost, and what
+they kept. Rank correlations over all policy-budget pairs that evict, of each text and of the means over texts, with
+bootstrap intervals; and how far a scored policy kept, live, what its simulation keeps.
 
 `python benchmarks/bench_quality.py --rows rows.jsonl` measures, half an hour on one core; `--from rows.jsonl` only
 prints the table again. Exits 1 when Spearman's correlation with the mean KL is below 0.5.
@@ -35,8 +36,10 @@ from kvtape.eval.candidates import Candidate, candidates_of
 from kvtape.eval.nll import NllTask, run_nll
 from kvtape.eval.targets import NullSink, Target, World
 from kvtape.eval.texts import long_text, tokens_of
+from kvtape.planner.events import Event
 from kvtape.planner.specs import parse_policy
 from kvtape.sim.costs.roofline import roofline_costs
+from kvtape.sim.quality.agreement import agreement
 from kvtape.sim.quality.attaching import with_attention
 from kvtape.sim.world.reading import read_scripts
 from kvtape.sim.world.running import simulate
@@ -99,10 +102,24 @@ def dense_script(engine: Engine, tokens: Sequence[int], config: SessionConfig) -
     return script
 
 
-def predicted(script: Script, candidate: Candidate, n_ctx: int) -> dict[str, Any]:
-    found = simulate([script], Settings(policy=candidate.policy.canonical, n_ctx=n_ctx, arrivals="closed"), COSTS)
-    figures = found.figures
+class ByTape(NullSink):
+    """The events of each session."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[Event]] = {}
+
+    def see(self, event: Event) -> None:
+        self.events.setdefault(event.session_id, []).append(event)
+
+
+def predicted(script: Script, candidate: Candidate, n_ctx: int, live: Sequence[Event]) -> dict[str, Any]:
+    sink = ByTape()
+    settings = Settings(policy=candidate.policy.canonical, n_ctx=n_ctx, arrivals="closed")
+    figures = simulate([script], settings, COSTS, sinks=[sink]).figures
+    agreed = agreement(live, sink.events["text"])
     return {
+        "agreement": agreed.mean,
+        "same_first": agreed.equal,
         "lost": 1 - figures["retained_mass"],
         "lost_low": 1 - figures["retained_mass_high"],
         "lost_opt": 1 - figures["opt_retained_mass"],
@@ -124,16 +141,18 @@ def measure(backend: str, n_tokens: int, budgets: Sequence[int], only: Sequence[
             for budget in budgets:
                 candidates = [c.settled(0) for c in candidates_of(POLICIES, [budget])]
                 task = NllTask(tokens, N_CTX[budget])
-                world = World(NullSink(), MonotonicClock(), "bench")
+                sink = ByTape()
+                world = World(sink, MonotonicClock(), "bench")
                 dense, *tracks = run_nll(task, Target(backend, engine, replace(config)), 0, candidates, world)
-                for track in tracks:
+                for i, track in enumerate(tracks):
+                    live = sink.events[f"{engine.name}-0-text-{i + 1}"]
                     yield {
                         "backend": name,
                         "text": text,
                         "policy": track.candidate.label,
-                        "asked": POLICIES[tracks.index(track)],
+                        "asked": POLICIES[i],
                         "budget": budget,
-                        **predicted(script, track.candidate, track.n_ctx),
+                        **predicted(script, track.candidate, track.n_ctx, live),
                         "kl": float(np.mean(track.kl)),
                         "excess": float(np.mean(np.subtract(track.nll, dense.nll))),
                         "tokens": n_tokens,
@@ -159,7 +178,7 @@ def over_texts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["asked"], row["budget"]), []).append(row)
-    figures = ("lost", "lost_low", "lost_opt", "kl", "excess")
+    figures = ("lost", "lost_low", "lost_opt", "kl", "excess", "agreement")
     return [
         {"asked": asked, "budget": budget} | {f: float(np.mean([r[f] for r in group])) for f in figures}
         for (asked, budget), group in groups.items()
@@ -168,11 +187,15 @@ def over_texts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def markdown(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The pairs, the one that loses least mass first."""
-    lines = ["| policy | budget | mass lost | at best | mean KL | NLL over dense |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| policy | budget | mass lost | at best | mean KL | NLL over dense | kept alike |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for r in sorted(rows, key=lambda r: float(r["lost"])):
         span = f"{r['lost']:.4f}" if r["lost"] - r["lost_low"] < 5e-5 else f"{r['lost_low']:.4f} to {r['lost']:.4f}"
         lines.append(
-            f"| `{r['asked']}` | {r['budget']} | {span} | {r['lost_opt']:.4f} | {r['kl']:.3f} | {r['excess']:+.3f} |"
+            f"| `{r['asked']}` | {r['budget']} | {span} | {r['lost_opt']:.4f} | {r['kl']:.3f} | {r['excess']:+.3f} "
+            f"| {r['agreement']:.3f} |"
         )
     return lines
 
@@ -196,6 +219,8 @@ def main() -> int:
             if asked.rows is not None:
                 with asked.rows.open("a", encoding="utf-8") as out:
                     out.write(json.dumps(row, sort_keys=True) + "\n")
+    # What evicted nothing lost nothing, in both columns: that proves nothing.
+    rows = [r for r in rows if r["evicted"]]
     means = over_texts(rows)
     print("\n".join(markdown(means)))
     for text in dict.fromkeys(r["text"] for r in rows):
