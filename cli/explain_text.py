@@ -251,7 +251,8 @@ def _because(b: dict[str, Any], d: dict[str, Any]) -> str:
     if b["why"] != "ranked":
         return _BECAUSE.get(b["why"], str(b["why"]))
     if b["rank"] is None:
-        return "ranked by what is not in the log"
+        known = b["score_low"] is not None
+        return "ranked by a score that is known within bounds" if known else "ranked by what is not in the log"
     return "among the first to go" if b["fate"] != "kept" else "enough had gone before its turn"
 
 

@@ -39,8 +39,8 @@ class Alternative:
 
 
 def usual_policies(moment: Moment) -> list[str]:
-    """`none`, `stream`, `class` and, where attention was measured for the plan, `h2o`: with the recorded limit as
-    budget, and sinks and recent span of the recorded policy where it has them."""
+    """`none`, `stream`, `class` and, where what it ranks by was measured for the plan, `h2o`: with the recorded limit
+    as budget, and the sinks of the recorded policy."""
     limit, recorded = moment.plan.limit_tokens, moment.policy
     sink = DEFAULT_SINK if recorded is None else recorded.sink
     recent = max(1, limit * 3 // 4 - sink)
@@ -54,7 +54,9 @@ def usual_policies(moment: Moment) -> list[str]:
             policy = parse_policy(text)
         except SpecError:
             continue  # no such policy in so small a context
-        if recorded is None or policy.name != recorded.name:
+        if recorded is not None and policy.name == recorded.name:
+            continue
+        if policy.score_request is None or moment.recorded_scores.of(policy, moment.blocks).exact:
             found.append(policy.canonical)
     return found
 

@@ -38,9 +38,9 @@ class Rederived:
 class BlockFate:
     """One resident block and what became of it. `fate`: kept, evicted or split (`evicted` is the part that went).
 
-    `rank`: its place in the order of eviction, 1 goes first; None where nothing ranks it. `score_low`, `score_high`:
-    equal where the score is known exactly. `why`: pinned, class task_pinned, sink, recent, straddles, ranked, all,
-    chosen, no_need or no_way.
+    `rank`: its place in the order of eviction, 1 goes first; None where nothing ranks it, or scores within bounds do.
+    `score_low`, `score_high`: equal where the score is known exactly. `why`: pinned, class task_pinned, sink, recent,
+    straddles, ranked, all, chosen, no_need or no_way.
     """
 
     block: Block
@@ -54,7 +54,7 @@ class BlockFate:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`need` tokens had to go for the budget, `freed` went. `threshold`: the highest score that went."""
+    """`need` tokens had to go for the budget, `freed` went. `threshold`: the highest score that went, where known."""
 
     plan: PlanRow
     ranked_by: RankedBy | None
@@ -78,7 +78,7 @@ def decision_of(moment: Moment) -> Decision:
         ranked_by=None if order is None else order.by,
         need=max(0, plan.total_tokens - plan.budget_tokens),
         freed=plan.total_tokens - plan.hot_tokens,
-        threshold=max(scores) if scores and order is not None and order.by == "score" else None,
+        threshold=max(scores) if scores and order is not None and order.by == "score" and moment.scores.exact else None,
         blocks=fates,
         rederived=_rederived(moment, table, order, gone),
     )
@@ -100,7 +100,7 @@ def _fates(
     moment: Moment, table: BlockTable, order: Ranking | None, gone: dict[int, tuple[int, int]]
 ) -> tuple[BlockFate, ...]:
     places: dict[int, int] = {}
-    if order is not None and order.by in ("age", "score", "draw"):
+    if order is not None and _ranks(moment, order):
         places = {int(i): n for n, i in enumerate(order.candidates.tolist(), 1)}
     out = []
     for i, block in enumerate(table.blocks):
@@ -118,6 +118,11 @@ def _fates(
             )
         )
     return tuple(out)
+
+
+def _ranks(moment: Moment, order: Ranking) -> bool:
+    """Whether the order is known: of scores within bounds it is not."""
+    return order.by in ("age", "draw") or (order.by == "score" and moment.scores.exact)
 
 
 def _why(moment: Moment, table: BlockTable, order: Ranking | None, i: int, went: bool) -> str:
