@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from kvtape.backends.sinks import WatchingSink
 
 if TYPE_CHECKING:
+    from rich.progress import ProgressColumn, Task
+
     from kvtape.backends.protocol import EventSink
     from kvtape.planner.events import Event
 
@@ -33,10 +35,18 @@ def progress(title: str) -> Iterator[Progress]:
         yield _Silent()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _rate_column(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(title, total=None)
 
@@ -45,6 +55,19 @@ def progress(title: str) -> Iterator[Progress]:
                 bars.update(task, completed=done, total=total or None, description=f"{title} {what}".rstrip())
 
         yield Bar()
+
+
+def _rate_column() -> ProgressColumn:
+    """How many are done in a second, as the bar measures it."""
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{speed:.3g}/s")
+
+    return Rate()
 
 
 class WatchedSink(WatchingSink):

@@ -97,6 +97,7 @@ def tune(
     from kvtape.sim.whatif.rows import Draws
     from kvtape.sim.whatif.search import search
     from kvtape.sim.whatif.space import Space
+    from kvtape.sim.whatif.sweep import without_choice
     from kvtape.sim.world.shapes import check_costs
 
     wish = _wish(minimize, maximize, where or [])
@@ -124,6 +125,7 @@ def tune(
     flags = _flags(memory, link, link_latency, arrivals, pace, n_ctx_train, affinity=affinity)
     simulate = ["kvtape", "simulate", str(log), "--costs", str(costs), *flags]
     body = tune_body(found, wish, space, simulate, table, source, draws)
+    body["assumed"] += without_choice(scripts, base.arrivals, draws)
     emit("tune", body, tune_sections(body), as_json=as_json)
     return 0 if found.best is not None else 1
 
