@@ -20,6 +20,7 @@ from kvtape.cli import (
     doctor,
     explain,
     export,
+    ffn_server,
     fleet,
     import_,
     merge,
@@ -59,6 +60,7 @@ app.command()(whatif.whatif)
 app.command()(tune.tune)
 app.command()(curve.curve)
 app.command()(fleet.fleet)
+app.command()(ffn_server.ffn_server)
 app.command()(explain.explain)
 app.command("eval")(evaluate)
 app.command()(repair.repair)
