@@ -28,11 +28,10 @@ class Tenant(Protocol):
 
 @dataclass(slots=True)
 class _Held:
-    """A slot in use or kept. `since`: serial number of when it was last given back; None while in use."""
+    """A slot in use or kept."""
 
     tenant: Tenant
     slot: int
-    since: int | None = None
 
 
 class Server:
@@ -52,7 +51,8 @@ class Server:
         self._n_slots = n_slots
         self._held: dict[str, _Held] = {}
         self._waiting: deque[tuple[Tenant, simpy.Event]] = deque()
-        self._serial = 0
+        self._idle: dict[str, _Held] = {}
+        self._used = 0
         self.displaced = 0
         for slot, at_ns in self._failures.items():
             env.process(self._fails(slot, at_ns))
@@ -70,7 +70,7 @@ class Server:
         """Wait for the sole use of a slot: its number, or None where no slot is left and none will be."""
         held = self._held.get(tenant.name)
         if held is not None:
-            held.since = None
+            del self._idle[tenant.name]
             return held.slot
         granted = self._env.event()
         self._waiting.append((tenant, granted))
@@ -86,8 +86,7 @@ class Server:
         """Give the slot back; with `keep` the tenant's cache stays in it until somebody needs it."""
         held = self._held[tenant.name]
         if keep and held.slot not in self._dead:
-            self._serial += 1
-            held.since = self._serial
+            self._idle[tenant.name] = held  # behind those that are idle longer
         else:
             self._vacate(held)
             if keep:
@@ -100,7 +99,7 @@ class Server:
         if slot in self._free:
             self._free.remove(slot)
         # Whoever computes on it finds out by itself, and gives it back.
-        held = next((h for h in self._held.values() if h.slot == slot and h.since is not None), None)
+        held = next((h for h in self._idle.values() if h.slot == slot), None)
         if held is not None:
             self._vacate(held)
             held.tenant.lost(slot)
@@ -108,6 +107,8 @@ class Server:
 
     def _vacate(self, held: _Held) -> None:
         del self._held[held.tenant.name]
+        self._idle.pop(held.tenant.name, None)
+        self._used -= held.tenant.n_bytes
         if held.slot not in self._dead:
             insort(self._free, held.slot)
 
@@ -123,15 +124,16 @@ class Server:
             self._waiting.popleft()
             slot = self._free.pop(0)
             self._held[tenant.name] = _Held(tenant, slot)
+            self._used += tenant.n_bytes
             granted.succeed(slot)
 
     def _make_room(self, tenant: Tenant) -> bool:
         """Room for one more, idle caches displaced for it; False, and nothing displaced, when it cannot be had."""
-        free, used = len(self._free), sum(h.tenant.n_bytes for h in self._held.values())
+        free, used = len(self._free), self._used
         if self._room(tenant, free, used):
             return True
         leaving: list[_Held] = []
-        for held in sorted((h for h in self._held.values() if h.since is not None), key=_idle_since):
+        for held in self._idle.values():
             leaving.append(held)
             used -= held.tenant.n_bytes
             if self._room(tenant, free + len(leaving), used):
@@ -148,7 +150,3 @@ class Server:
             self._vacate(held)
             self.displaced += 1
             held.tenant.displaced()
-
-
-def _idle_since(held: _Held) -> int:
-    return held.since or 0

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvtape.backends.errors import UsageError
@@ -66,7 +66,13 @@ def _played(session: Session, play: Play) -> None:
                 session.restore(saved[at % len(saved)])
 
 
+REFILLED: Play = [("say", 30, 5), ("decode", 8, 0), ("say", 20, 9), ("say", 4, 2)]
+
+
 @settings(deadline=None, max_examples=50)
+@example("class:budget=28,block=4", 64, 0, REFILLED)
+@example("class:budget=28,block=4", 64, 64, REFILLED)
+@example("stream:sink=2,recent=14,block=4,positions=rebased", 36, 0, REFILLED)
 @given(st.sampled_from(POLICIES), st.sampled_from([36, 64]), st.sampled_from([0, 64]), PLAYS)
 def test_events_tell_the_work_that_was_charged(policy: str, n_ctx: int, cold: int, play: Play) -> None:
     recorded = recorded_toy(lambda session: _played(session, play), policy, n_ctx=n_ctx, cold_tokens=cold)
