@@ -39,7 +39,8 @@ def conversation(number: int) -> Script:
 
 def main() -> int:
     costs = roofline_costs(SPEC, machine=None, kvtape_version="bench")
-    return 0 if all([_grows(costs, slots) for slots in (16, None)]) else 1
+    good = [_grows(costs, slots) for slots in (16, None)]
+    return 0 if all(good) else 1
 
 
 def _grows(costs: CostTable, slots: int | None) -> bool:
