@@ -69,7 +69,7 @@ docs: setup ## write the generated parts of the pages
 	$(BIN)/python -m kvtape.traces.document docs/log-schema.md
 	$(BIN)/python docs/write_sql.py
 
-bench-peers: setup ## kvtape curve beside its peers from PyPI, on a Mooncake trace (TRACE=F.jsonl)
+bench-peers: setup ## kvtape curve and fleet beside its peers from PyPI, on a Mooncake trace (TRACE=F.jsonl)
 	@test -n "$(TRACE)" || { echo "name a Mooncake request trace: make bench-peers TRACE=conversation_trace.jsonl" >&2; exit 2; }
 	$(BIN)/python benchmarks/peers/run.py "$(TRACE)"
 
