@@ -23,7 +23,9 @@ __all__ = ["KNOWN_ARCHS", "Activation", "Architecture", "read_architecture"]
 
 Activation = Literal["silu", "gelu"]
 
-KNOWN_ARCHS: Final = ("gemma2", "gemma3", "llama", "qwen2", "qwen3")
+KNOWN_ARCHS: Final = ("gemma2", "gemma3", "llama", "qwen2", "qwen2moe", "qwen3", "qwen3moe")
+_WITH_EXPERTS: Final = ("llama", "qwen2moe", "qwen3moe")
+_SOFTMAX: Final = 1
 _GEMMA: Final = ("gemma2", "gemma3")
 
 # The largest model of each family scales its queries by n_embd / n_head instead of the head size.
@@ -37,7 +39,8 @@ _REFUSED_KEYS: Final = {
     "attention.scale": "an attention scale of its own",
     "attention.shared_kv_layers": "layers that share the KV of others",
     "embedding_scale": "an embedding scale of its own",
-    "expert_count": "experts",
+    "expert_group_count": "experts in groups",
+    "expert_weights_scale": "a scale of its own for experts",
     "logit_scale": "a logit scale of its own",
     "residual_scale": "a residual scale",
     "rope.dimension_sections": "rotation by sections (M-RoPE)",
@@ -52,6 +55,8 @@ class Architecture:
     soft caps `c * tanh(x / c)`, 0 for none. `history`: by name, what makes keys and values of a row depend on more than
     its residual row and its position (a stateful norm, learned positions, latent attention). None of `KNOWN_ARCHS` has
     such a thing; an architecture that is added says so here, and engines that keep residual rows refuse it.
+    `n_expert_used`: experts that a row goes through, 0 without experts; `normalised_shares`, `shared_expert`: see
+    `feed_forward`.
     """
 
     shape: ModelShape
@@ -62,6 +67,9 @@ class Architecture:
     attention_cap: float = 0.0
     logit_cap: float = 0.0
     activation: Activation = "silu"
+    n_expert_used: int = 0
+    normalised_shares: bool = False
+    shared_expert: bool = False
     history: tuple[str, ...] = ()
 
     @property
@@ -87,6 +95,9 @@ def read_architecture(shape: ModelShape, meta: Metadata, rope_factors: npt.NDArr
         attention_cap=_number(meta, "attn_logit_softcapping", 50.0 if shape.arch == "gemma2" else 0.0),
         logit_cap=_number(meta, "final_logit_softcapping", 30.0 if shape.arch == "gemma2" else 0.0),
         activation="gelu" if gemma else "silu",
+        n_expert_used=meta.integer("expert_used_count", 0) if meta.integer("expert_count", 0) else 0,
+        normalised_shares=shape.arch != "qwen2moe",
+        shared_expert=shape.arch == "qwen2moe",
     )
 
 
@@ -98,6 +109,13 @@ def _obstacle(shape: ModelShape, meta: Metadata) -> str | None:
     refused = [why for key, why in _REFUSED_KEYS.items() if meta.get(key)]
     if refused:
         return f"{' and '.join(refused)}; the reference does not know it"
+    n_expert, n_used = meta.integer("expert_count", 0), meta.integer("expert_used_count", 0)
+    if n_expert and not 0 < n_used <= n_expert:
+        return f"{n_used} of {n_expert} experts used"
+    if n_expert and shape.arch not in _WITH_EXPERTS:
+        return f"experts in {shape.arch}; the reference knows those of {', '.join(_WITH_EXPERTS)}"
+    if meta.integer("expert_gating_func", _SOFTMAX) != _SOFTMAX:
+        return "experts chosen by another rule than softmax; the reference does not know it"
     for key in ("attention.head_count", "attention.head_count_kv"):
         if isinstance(meta.get(key), list) and len(set(meta.get(key))) > 1:
             return f"head counts that differ between layers ({meta.arch}.{key}); the reference knows one for all"

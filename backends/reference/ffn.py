@@ -1,4 +1,4 @@
-"""Feed-forward layers behind a router: where they are computed is the caller's choice, call by call.
+"""Feed-forward layers, experts among them, behind a router: where they are computed is the caller's choice, each call.
 
 An engine is handed a router with every prefill and every decode step, keeps none, and never asks where it computes.
 """
@@ -10,8 +10,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from kvtape.backends.reference.blas import Floats
-from kvtape.backends.reference.linear import linear
-from kvtape.backends.reference.normal import activate
+from kvtape.backends.reference.feed_forward import feed_forward
 from kvtape.backends.reference.weights import Weights
 
 __all__ = ["FfnRouter", "LocalFfn"]
@@ -42,14 +41,8 @@ class LocalFfn:
         self._weights = weights
 
     def feed(self, layer: int, h: Floats) -> Floats:
+        w, activation = self._weights.layers[layer].feed, self._weights.architecture.activation
         out = np.empty_like(h)
         for start in range(0, len(h), _ROWS):
-            out[start : start + _ROWS] = self._gated(layer, h[start : start + _ROWS])
+            out[start : start + _ROWS] = feed_forward(h[start : start + _ROWS], w, activation)
         return out
-
-    def _gated(self, layer: int, h: Floats) -> Floats:
-        """`down(activation(gate(h)) * up(h))` (arXiv 2002.05202)."""
-        w = self._weights.layers[layer]
-        inner = activate(linear(h, w.gate), self._weights.architecture.activation)
-        inner *= linear(h, w.up)
-        return linear(inner, w.down)

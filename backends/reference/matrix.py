@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from kvtape.backends.reference.blas import Floats
 from kvtape.backends.reference.errors import ModelUnsupported
 
-__all__ = ["Matrix", "dequantise"]
+__all__ = ["Matrix", "dequantise", "matrix_slices"]
 
 _TILE_BYTES: Final = 4 * 2**20
 _TILE_ALIGN: Final = 64
@@ -66,6 +67,26 @@ class Matrix:
         if self._whole is None:
             self._whole = self.rows(slice(None))
         return self._whole[start:stop]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """One matrix of a tensor that holds many, in the form of the gguf library's tensors."""
+
+    name: str
+    tensor_type: Any
+    data: Any
+    shape: tuple[int, int]
+    n_bytes: int
+
+
+def matrix_slices(tensor: Any) -> list[Any]:
+    """The matrices `[n_out, n_in]` of a tensor `[n, n_out, n_in]`, each as a tensor whose data is a view."""
+    n_in, n_out, n = (int(size) for size in tensor.shape)
+    return [
+        _Slice(f"{tensor.name}[{i}]", tensor.tensor_type, tensor.data[i], (n_in, n_out), tensor.data[i].nbytes)
+        for i in range(n)
+    ]
 
 
 def dequantise(tensor: Any, data: Any, dtype: np.dtype[Any]) -> Floats:

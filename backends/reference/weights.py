@@ -8,7 +8,7 @@ are a reason to refuse the model: it would be another model without them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,8 +19,9 @@ import numpy.typing as npt
 from kvtape.backends.reference.architecture import Architecture, read_architecture
 from kvtape.backends.reference.blas import Floats
 from kvtape.backends.reference.errors import ModelUnsupported
+from kvtape.backends.reference.feed_forward import Experts, FeedForward, Gated, Shared
 from kvtape.backends.reference.linear import Projection
-from kvtape.backends.reference.matrix import Matrix, dequantise
+from kvtape.backends.reference.matrix import Matrix, dequantise, matrix_slices
 from kvtape.capacity.gguf_file import open_gguf
 from kvtape.capacity.metadata import metadata_of
 from kvtape.capacity.model import read_model
@@ -43,9 +44,7 @@ class LayerWeights:
     k_norm: Floats | None
     post_attn_norm: Floats | None
     ffn_norm: Floats
-    gate: Projection
-    up: Projection
-    down: Projection
+    feed: FeedForward
     post_ffn_norm: Floats | None
 
 
@@ -117,11 +116,35 @@ class Weights:
             k_norm=self._vector(at("attn_k_norm.weight")),
             post_attn_norm=self._vector(at("post_attention_norm.weight")),
             ffn_norm=self._needed(at("ffn_norm.weight")),
-            gate=self._projection(at("ffn_gate")),
-            up=self._projection(at("ffn_up")),
-            down=self._projection(at("ffn_down")),
+            feed=self._experts(at) if self.architecture.n_expert_used else self._gated(at, ""),
             post_ffn_norm=self._vector(at("post_ffw_norm.weight")),
         )
+
+    def _gated(self, at: Callable[[str], str], kind: str) -> Gated:
+        parts = (self._projection(at(f"ffn_{part}{kind}")) for part in ("gate", "up", "down"))
+        return Gated(*parts)
+
+    def _experts(self, at: Callable[[str], str]) -> Experts:
+        """Each expert's matrices are slices of the three tensors that hold all of them."""
+        gate, up, down = (self._stack(at(f"ffn_{part}_exps.weight")) for part in ("gate", "up", "down"))
+        arch, shared = self.architecture, None
+        if arch.shared_expert:
+            shared = Shared(self._gated(at, "_shexp"), self._needed(at("ffn_gate_inp_shexp.weight")))
+        return Experts(
+            router=self._projection(at("ffn_gate_inp")),
+            gated=tuple(
+                Gated(Projection(g), Projection(u), Projection(d)) for g, u, d in zip(gate, up, down, strict=True)
+            ),
+            n_used=arch.n_expert_used,
+            normalised=arch.normalised_shares,
+            shared=shared,
+        )
+
+    def _stack(self, name: str) -> list[Matrix]:
+        slices = matrix_slices(self._tensor(name))
+        matrices = [Matrix(part, self.dtype, packed=self._asked_packed) for part in slices]
+        self._matrices.update({matrix.name: matrix for matrix in matrices})
+        return matrices
 
     def _projection(self, name: str) -> Projection:
         return Projection(self._matrix(f"{name}.weight"), self._vector(f"{name}.bias"))

@@ -23,8 +23,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "gemma2": {"arch": "gemma2"},
     "gemma3": {"arch": "gemma3"},
     "llama": {"arch": "llama", "n_head": 4, "n_head_kv": 2, "head_dim": 32},
+    "mixtral": {"arch": "llama", "n_expert": 5},
     "qwen2": {"arch": "qwen2"},
+    "qwen2moe": {"arch": "qwen2moe"},
     "qwen3": {"arch": "qwen3"},
+    "qwen3moe": {"arch": "qwen3moe"},
     "yarn": {"arch": "llama", "yarn": 4},
 }
 

@@ -18,14 +18,26 @@ import numpy.typing as npt
 
 __all__ = ["BOS", "CONTROL_TOKENS", "EOS", "TINY_ARCHS", "TinyShape", "byte_bpe_vocabulary", "write_tiny"]
 
-TINY_ARCHS = ("gemma2", "gemma3", "gpt-oss", "lfm2", "llama", "mamba", "qwen2", "qwen2vl", "qwen3")
+TINY_ARCHS = (
+    "gemma2",
+    "gemma3",
+    "gpt-oss",
+    "lfm2",
+    "llama",
+    "mamba",
+    "qwen2",
+    "qwen2moe",
+    "qwen2vl",
+    "qwen3",
+    "qwen3moe",
+)
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BOS, EOS = 1, 2
 
 _QUANTISED = {"q4_0": gguf.GGMLQuantizationType.Q4_0, "q8_0": gguf.GGMLQuantizationType.Q8_0}
 _FILE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7}
-_BIASED = frozenset({"gpt-oss", "qwen2", "qwen2vl"})
-_QK_NORMED = frozenset({"gemma3", "lfm2", "qwen3"})
+_BIASED = frozenset({"gpt-oss", "qwen2", "qwen2moe", "qwen2vl"})
+_QK_NORMED = frozenset({"gemma3", "lfm2", "qwen3", "qwen3moe"})
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
@@ -47,7 +59,8 @@ class TinyShape:
     of gemma3, whose layers are windowed but for every 6th, of gemma2 and gpt-oss, where every second is, and of lfm2,
     where all attention is; `window_period` writes the key that changes the period. `sink_weight` is the
     learned sink logit of every head of gpt-oss. `kv_heads` gives the KV heads of each layer of lfm2; a 0
-    makes that layer a short convolution. `qk_gain` above 1 makes attention peaky. `tied` leaves the output matrix out.
+    makes that layer a short convolution. A row goes through `n_expert_used` of `n_expert` experts, where there are any;
+    qwen2moe has a shared one beside them. `qk_gain` above 1 makes attention peaky. `tied` leaves the output matrix out.
     """
 
     arch: str = "llama"
@@ -67,6 +80,8 @@ class TinyShape:
     window_period: int | None = None
     sink_weight: float = 0.0
     kv_heads: tuple[int, ...] = ()
+    n_expert: int = 0
+    n_expert_used: int = 2
     n_merges: int = 61
     tied: bool = False
 
@@ -81,8 +96,10 @@ class TinyShape:
 _ARCH_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma2": {"n_layer": 4, "window": 64, "tied": True},
     "gemma3": {"n_layer": 6, "window": 64},
-    "gpt-oss": {"window": 64},
+    "gpt-oss": {"window": 64, "n_expert": 4},
     "lfm2": {"n_layer": 4, "kv_heads": (0, 1, 0, 1)},
+    "qwen2moe": {"n_expert": 6},
+    "qwen3moe": {"n_expert": 6},
 }
 
 
@@ -202,10 +219,12 @@ def _write_metadata(writer: gguf.GGUFWriter, shape: TinyShape) -> None:
         writer.add_rope_dimension_sections([half // 2, half // 4, half // 4, 0])
     if shape.arch == "lfm2":
         writer.add_shortconv_l_cache(3)
-    if shape.arch == "gpt-oss":
-        writer.add_expert_count(_Weights.EXPERTS)
-        writer.add_expert_used_count(_Weights.EXPERTS_USED)
+    if shape.n_expert:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(shape.n_expert_used)
         writer.add_expert_feed_forward_length(shape.n_ff)
+    if shape.arch == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(shape.n_ff)
 
 
 def _write_mamba_metadata(writer: gguf.GGUFWriter, shape: TinyShape) -> None:
@@ -221,7 +240,6 @@ class _Weights:
     """Draws the tensors of one model, in the order in which they are written."""
 
     MAMBA_KERNEL, MAMBA_STATE, MAMBA_STEP_RANK = 4, 8, 4
-    EXPERTS, EXPERTS_USED = 4, 2
 
     def __init__(self, writer: gguf.GGUFWriter, shape: TinyShape) -> None:
         self._writer = writer
@@ -247,7 +265,7 @@ class _Weights:
             self._attention(block, self._shape.layer_kv_heads(layer))
         else:
             self._short_convolution(block)
-        if self._shape.arch == "gpt-oss":
+        if self._shape.n_expert:
             self._experts(block)
         else:
             self._feed_forward(block)
@@ -287,13 +305,28 @@ class _Weights:
             self._ones(block + "post_ffw_norm", shape.n_embd)
 
     def _experts(self, block: str) -> None:
-        width, inner, n = self._shape.n_embd, self._shape.n_ff, self.EXPERTS
-        self._matrix(block + "ffn_gate_inp", n, width)
-        self._bias(block + "ffn_gate_inp", n)
+        """Those of gpt-oss have biases and stay f32; qwen2moe has one more that every row goes through."""
+        shape = self._shape
+        width, inner, n = shape.n_embd, shape.n_ff, shape.n_expert
+        biased = shape.arch == "gpt-oss"
+        if biased:
+            self._matrix(block + "ffn_gate_inp", n, width)
+            self._bias(block + "ffn_gate_inp", n)
+        else:
+            self._ones(block + "ffn_norm", width)
+            self._add(block + "ffn_gate_inp.weight", self._draw(n, width, gain=2.0))
         for name, rows, columns in (("gate", inner, width), ("up", inner, width), ("down", width, inner)):
             drawn = np.stack([self._draw(rows, columns) for _ in range(n)])
-            self._add(f"{block}ffn_{name}_exps.weight", drawn)
-            self._add(f"{block}ffn_{name}_exps.bias", self._rng.standard_normal((n, rows)) * 0.02)
+            if biased:
+                self._add(f"{block}ffn_{name}_exps.weight", drawn)
+                self._add(f"{block}ffn_{name}_exps.bias", self._rng.standard_normal((n, rows)) * 0.02)
+            else:
+                self._store(f"{block}ffn_{name}_exps.weight", drawn)
+        if shape.arch == "qwen2moe":
+            self._add(block + "ffn_gate_inp_shexp.weight", self._rng.standard_normal(width) / np.sqrt(width))
+            self._matrix(block + "ffn_gate_shexp", inner, width)
+            self._matrix(block + "ffn_up_shexp", inner, width)
+            self._matrix(block + "ffn_down_shexp", width, inner)
 
     def _mamba(self, block: str) -> None:
         width, inner = self._shape.n_embd, 2 * self._shape.n_embd
@@ -314,13 +347,16 @@ class _Weights:
         return np.asarray(values, dtype=np.float32)
 
     def _matrix(self, name: str, rows: int, columns: int, gain: float = 1.0) -> None:
-        values = self._draw(rows, columns, gain)
+        self._store(name + ".weight", self._draw(rows, columns, gain))
+
+    def _store(self, name: str, values: npt.NDArray[np.float32]) -> None:
+        """One matrix or a stack of them, in the type that was asked for."""
         weights = self._shape.weights
         if weights in _QUANTISED:
             packed = gguf.quants.quantize(values, _QUANTISED[weights])
-            self._writer.add_tensor(name + ".weight", packed, raw_dtype=_QUANTISED[weights])
+            self._writer.add_tensor(name, packed, raw_dtype=_QUANTISED[weights])
         else:
-            self._writer.add_tensor(name + ".weight", values.astype(np.float16 if weights == "f16" else np.float32))
+            self._writer.add_tensor(name, values.astype(np.float16 if weights == "f16" else np.float32))
 
     def _ones(self, name: str, size: int) -> None:
         self._add(name + ".weight", np.ones(size))

@@ -28,7 +28,7 @@ def test_pieces_cover_every_row_once_with_sizes_of_the_plan(n: int, smaller: set
 @settings(max_examples=30)
 @given(st.integers(0, 399), st.integers(1, 400))
 def test_a_row_has_the_same_bits_in_any_company(start: int, n: int) -> None:
-    projection = weights("llama").layers[0].gate
+    projection = weights("llama").layers[0].q
     x = np.random.default_rng(1).standard_normal((400, projection.matrix.n_in)).astype(np.float32)
     stop = min(400, start + n)
     np.testing.assert_array_equal(linear(x[start:stop], projection), linear(x, projection)[start:stop])
