@@ -13,6 +13,7 @@ from kvtape.cli.simulation import CostsPath, Pace
 if TYPE_CHECKING:
     from kvtape.cli.output import Section
     from kvtape.sim.blocks.block_trace import Requests
+    from kvtape.sim.costs.model import CostTable
 
 __all__ = ["fleet"]
 
@@ -111,10 +112,12 @@ def _requests(source: str, format_name: str, block_tokens: int | None) -> Reques
         return read_requests_file(source, format_name=format_name, asked=Asked(block_tokens), notes=notes)
 
 
-def _assumed(table: Any) -> list[str]:
+def _assumed(table: CostTable) -> list[str]:
     said = [f"{kind} costs what {by} costs" for kind, by in table.stand_ins.items() if kind in ("prefill", "decode")]
     if table.origin.hypothetical:
         said.append("hypothetical costs: from numbers of hardware, no log")
+    else:
+        said.append(f"the fleet's model costs what {table.origin.model_name} costs on {table.origin.backend}")
     return said
 
 
