@@ -36,12 +36,6 @@ DEFAULT_EVERY = DEFAULT_BLOCK
 
 _NO_CUT = sys.maxsize
 
-_OPTIONS: Final = {
-    "llama": {"scores": "on", "swa_full": "on"},
-    "openvino": {"scores": "on", "mirror": "on"},
-}
-"""What an engine must be asked for: scores, and that it keeps what it scores, all rows or a copy of all keys."""
-
 
 def open_shadow(
     engine: Engine, config: SessionConfig, clock: StoppableClock, *, tokens: int, every: int = DEFAULT_EVERY
@@ -62,6 +56,8 @@ def open_shadow(
         )
     if config.options.get("memory", "off") != "off":
         raise UsageError("memory= bounds one cache, and dense attention needs a second one; give --n-ctx instead")
+    # OpenVINO scores from its copy of the keys, which a session may be opened without.
+    wanted = {"scores": "on"} | ({"mirror": "on"} if engine.name == "openvino" else {})
     backend = engine.open(
         replace(
             config,
@@ -69,13 +65,13 @@ def open_shadow(
             flash_attention=False,
             cold_budget_tokens=0,
             cold_budget_bytes=0,
-            options=config.options | _OPTIONS.get(engine.name, {"scores": "on"}),
+            options=config.options | wanted,
         )
     )
     if not backend.capabilities.attention_scores:
         why = backend.refusal("attention_scores") or "no attention_scores"
         backend.close()
-        raise UnsupportedOperation("dense attention", why)
+        raise UnsupportedOperation("dense attention", f"{why}; leave out --score-all")
     return Shadow(backend, clock, every)
 
 

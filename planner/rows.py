@@ -199,7 +199,12 @@ SCORE_FIELDS: tuple[Field, ...] = (
     Field("run_id", "text", "the run", nullable=False, logical=False),
     Field("session_id", "text", "the session", nullable=False),
     Field("seq", "u64", "the score event; its detail names the layers and counts the queries", nullable=False),
-    Field("block_id", "u64", "a block that was resident when it was measured; of reason dense any", nullable=False),
+    Field(
+        "block_id",
+        "u64",
+        "a block that was resident when it was measured; of reason `dense` any, the first in parts",
+        nullable=False,
+    ),
     Field("generation", "u64", "tape generation the range belongs to", nullable=False),
     Field("start", "u64", "first tape position", nullable=False),
     Field("stop", "u64", "one past the last tape position", nullable=False),

@@ -122,7 +122,7 @@ EVENTS = Table("events", EVENT_FIELDS, Event, ("run_id", "session_id", "seq"))
 TOKENS = Table("tokens", TOKENS_FIELDS, TokensRow, ("run_id", "session_id", "seq"))
 BLOCKS = Table("blocks", BLOCK_FIELDS, BlockRow, ("run_id", "session_id", "seq", "block_id"))
 PLANS = Table("plans", PLAN_FIELDS, PlanRow, ("run_id", "session_id", "seq"))
-SCORES = Table("scores", SCORE_FIELDS, ScoreRow, ("run_id", "session_id", "seq", "block_id"))
+SCORES = Table("scores", SCORE_FIELDS, ScoreRow, ("run_id", "session_id", "seq", "block_id", "start"))
 TRIALS = Table("trials", TRIAL_FIELDS, TrialRow, ("run_id", "trial"))
 
 ROW_TABLES = (RUNS, SESSIONS, EVENTS, TOKENS, BLOCKS, PLANS, SCORES, TRIALS)
