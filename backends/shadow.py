@@ -127,7 +127,7 @@ class Shadow:
         self._backend.close()
 
     def _give_up(self, parts: Parts, err: Exception) -> None:
-        self.given_up = str(err)
+        self.given_up, self.behind = str(err), False
         self._backend.close()
         parts.journal.emit(Op.REFUSE, parts.now(), error_class=type(err).__name__, reason=f"{DENSE}: {err}")
 
