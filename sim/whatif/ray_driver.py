@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NoReturn
 
 from kvtape.backends.errors import EnvironmentProblem
@@ -26,6 +27,8 @@ from kvtape.sim.whatif.executors import WorkerLost, attempt
 __all__ = ["Cluster", "main", "run_remote"]
 
 _ATTEMPTS: Final = 3
+_IN_FLIGHT: Final = 256
+"""Tasks that the cluster has at once, where nobody says how many: more than it has CPUs, few enough to look through."""
 _LOOK_S: Final = 5.0
 """How often a silent cluster is looked at."""
 _PATIENCE_S: Final = 60.0
@@ -56,10 +59,15 @@ class Cluster:
         """Raises EnvironmentProblem when the cluster is not reached, ModuleNotFoundError without Ray."""
         import ray
 
-        self._ray, self._address, self._workers = ray, address, workers
+        self._ray, self._address = ray, address
+        self._most = workers or _IN_FLIGHT
         given: dict[str, Any] = {}
+        self._folder: TemporaryDirectory[str] | None = None
         if address == "local":
+            # Ray would leave its logs and sockets in /tmp/ray for ever; paths of sockets have to be short.
+            self._folder = TemporaryDirectory(prefix="kvtape-ray-", dir="/tmp", ignore_cleanup_errors=True)
             given = {"include_dashboard": False, "object_store_memory": _STORE_BYTES + 2 * len(work)}
+            given |= {"_temp_dir": self._folder.name}
             given |= {} if workers is None else {"num_cpus": workers}
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **given)
@@ -76,7 +84,7 @@ class Cluster:
         flying = self._flying
         quiet_since = None
         while waiting or flying:
-            while waiting and (self._workers is None or len(flying) < self._workers):
+            while waiting and len(flying) < self._most:
                 index = waiting.popleft()
                 flying[self._remote.remote(*self._fixed, tasks[index])] = index
             done, _ = self._ray.wait(list(flying), timeout=_LOOK_S)
@@ -95,10 +103,13 @@ class Cluster:
                 yield index, answer
 
     def leave(self) -> None:
-        """End what still runs there. A cluster of our own would otherwise leave parts of itself behind for a minute."""
+        """End what still runs there, and a cluster of our own, which else leaves parts of itself for a minute."""
         for ref in self._flying:
             with suppress(self._ray.exceptions.RayError):
                 self._ray.cancel(ref, force=True)
+        self._ray.shutdown()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _again(self, err: Exception, task: Any, tried: int) -> None:
         """Return if the task may be tried again. Raises EnvironmentProblem, WorkerLost."""
@@ -147,8 +158,8 @@ def main(arguments: list[str]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on not to be disturbed
         if cluster is not None:
             cluster.leave()
-        if "ray" in sys.modules:
-            sys.modules["ray"].shutdown()
+        elif "ray" in sys.modules:
+            sys.modules["ray"].shutdown()  # one that had begun to start
 
 
 def _leave(signum: int, frame: object) -> NoReturn:

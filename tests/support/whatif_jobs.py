@@ -20,11 +20,12 @@ def die_at(subject: int, task: int) -> int:
 
 
 def die_once(subject: str, task: int) -> int:
-    """Ten times the task; the first process that comes to task 1 dies, and leaves the file `subject` behind."""
-    if task < 0:
-        raise UsageError(f"no task {task}")
+    """Ten times the task; the first process that comes to task 1 dies, and leaves the file `subject` behind.
+
+    Task 666 is not survived.
+    """
     trace = Path(subject)
-    if task == 1 and not trace.exists():
+    if task == 666 or (task == 1 and not trace.exists()):
         trace.write_text("was here", encoding="utf-8")
         os.kill(os.getpid(), signal.SIGKILL)
     return 10 * task
