@@ -17,12 +17,14 @@ __all__ = ["REQUIRED", "Option", "OptionValue", "Spec", "SpecError", "choose_nam
 INT_MAX = 2**31 - 1
 """Largest number an option takes: engines count positions in 32 bits."""
 
-OptionValue = int | str | bool | None
+OptionValue = int | float | str | bool | None
+_Allowed = tuple[int | float | str | None, ...]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*")
 _FUNCTION = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:)?[A-Za-z_]\w*", re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,12}")
+_DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,17})?(e-[0-9]{1,2})?")
 _YES_NO = {"yes": True, "no": False, "on": True, "off": False}
 
 
@@ -57,14 +59,14 @@ REQUIRED = _Required()
 class Option(NamedTuple):
     """How to read one option; a plain tuple of the same three does as well.
 
-    `kind` int: whole numbers, `allowed` their (smallest, largest), either None. `kind` str: `allowed` lists the
-    words, None for any text. `kind` bool: written yes or no, on or off. A missing option whose `default` is REQUIRED
-    is an error.
+    `kind` int: whole numbers, `allowed` their (smallest, largest), either None; float: the same of decimal numbers.
+    `kind` str: `allowed` lists the words, None for any text. `kind` bool: written yes or no, on or off. A missing
+    option whose `default` is REQUIRED is an error.
     """
 
-    kind: type[int | str | bool]
+    kind: type[int | float | str | bool]
     default: OptionValue | _Required = None
-    allowed: tuple[int | str | None, ...] | None = None
+    allowed: _Allowed | None = None
 
 
 def parse_spec(text: str) -> Spec:
@@ -109,7 +111,8 @@ def choose_name(what: str, given: str, allowed: Iterable[str], *, also: str | No
 
 
 def parse_options(
-    spec: Spec, table: Mapping[str, Option | tuple[type, OptionValue | _Required, tuple[int | str | None, ...] | None]]
+    spec: Spec,
+    table: Mapping[str, Option | tuple[type, OptionValue | _Required, _Allowed | None]],
 ) -> dict[str, OptionValue]:
     """The value of every option in `table`, in its order, defaults filled in.
 
@@ -151,10 +154,22 @@ def _read(where: str, text: str, option: Option) -> OptionValue:
         near = get_close_matches(text, words, n=1)
         hint = f", did you mean {near[0]!r}?" if near else ";"
         raise SpecError(f"{where}: unknown value {text!r}{hint} allowed: {', '.join(words)}")
+    if option.kind is float:
+        return _read_float(where, text, option.allowed or (None, None))
     return _read_int(where, text, option.allowed or (0, None))
 
 
-def _read_int(where: str, text: str, bounds: tuple[int | str | None, ...]) -> int:
+def _read_float(where: str, text: str, bounds: _Allowed) -> float:
+    low, high = (None if bound is None else float(bound) for bound in bounds)
+    value = float(text) if _DECIMAL.fullmatch(text) else None
+    if value is None or (low is not None and value < low) or (high is not None and value > high):
+        limits = [f"at least {low}"] * (low is not None) + [f"at most {high}"] * (high is not None)
+        wanted = " of ".join(["a number", *([" and ".join(limits)] if limits else [])])
+        raise SpecError(f"{where}: {text!r} is not allowed; allowed: {wanted}")
+    return value
+
+
+def _read_int(where: str, text: str, bounds: _Allowed) -> int:
     low = int(bounds[0] or 0)
     high = INT_MAX if bounds[1] is None else int(bounds[1])
     if not _WHOLE.fullmatch(text) or not low <= int(text) <= high:

@@ -27,6 +27,7 @@ _MODULES: Final = (
     "boundary_kv",
     "markov_rs_codec",
     "boundary_per_layer",
+    "apollo",
 )
 """In the order of lists: the reference first."""
 

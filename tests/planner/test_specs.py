@@ -150,6 +150,28 @@ def test_only_plain_whole_numbers_of_32_bits_are_numbers(text: str, most: str) -
         parse_options(Spec("x", (("n", text),)), {"n": Option(int, 0)})
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("10", 10.0), ("0.25", 0.25), ("2.5e-05", 2.5e-5), ("0", 0.0), ("12.", None)]
+)
+def test_a_decimal_number_is_one_that_is_plainly_written(text: str, value: float | None) -> None:
+    if value is not None:
+        assert parse_options(Spec("x", (("f", text),)), {"f": Option(float, 1.0, (0.0, None))}) == {"f": value}
+        return
+    with pytest.raises(SpecError, match=r"x:f=12\.: '12\.' is not allowed; allowed: a number of at least 0\.0$"):
+        parse_options(Spec("x", (("f", text),)), {"f": Option(float, 1.0, (0.0, None))})
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "1e9", "+1", "0x1p3", ".5", "1_0", "-1", "9" * 5000])
+def test_what_is_no_decimal_number_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match=r"a number of at least 0\.0 and at most 5\.0$"):
+        parse_options(Spec("x", (("f", text),)), {"f": Option(float, 1.0, (0.0, 5.0))})
+
+
+@given(st.floats(min_value=-1e9, max_value=1e9, allow_subnormal=False).filter(lambda x: x == 0 or abs(x) > 1e-90))
+def test_a_decimal_number_is_read_as_it_was_written(value: float) -> None:
+    assert parse_options(Spec("x", (("f", str(value)),)), {"f": Option(float)}) == {"f": value}
+
+
 def test_the_largest_number() -> None:
     assert parse_options(parse_spec("x:n=2147483647"), {"n": Option(int, 0)}) == {"n": 2**31 - 1}
 
@@ -256,15 +278,15 @@ def test_the_canonical_text_names_the_policy(
         (
             "strem:sink=4,recent=8",
             (
-                "unknown policy 'strem', did you mean 'stream'? allowed: class, h2o, none, opt, random, snapkv, stream, "
-                "tova, or module:function"
+                "unknown policy 'strem', did you mean 'stream'? allowed: class, h2o, none, opt, random, snapkv, "
+                "stream, tova, or module:function"
             ),
         ),
         (
             "Stream:sink=4,recent=8",
             (
-                "unknown policy 'Stream', did you mean 'stream'? allowed: class, h2o, none, opt, random, snapkv, stream, "
-                "tova, or module:function"
+                "unknown policy 'Stream', did you mean 'stream'? allowed: class, h2o, none, opt, random, snapkv, "
+                "stream, tova, or module:function"
             ),
         ),
         ("opt", "opt needs budget=; allowed: block, budget, every, grace, heads, hole, layers, "),

@@ -28,7 +28,7 @@ KV_SPECS = {
     "turbo-quant": "tq3",
     "windowed-checkpoint": "windowed-checkpoint:window=24",
 }
-RETRIEVAL: frozenset[str] = frozenset()
+RETRIEVAL = {"apollo"}  # in test_apollo
 CELLS = [(spec, storage) for spec in sorted(KV_SPECS.values()) for storage in ("f16", "q4_0", "q8_0")]
 
 
