@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import Any, Protocol
 
 import simpy
@@ -98,6 +98,7 @@ class Server:
         self._dead.add(slot)
         if slot in self._free:
             self._free.remove(slot)
+            heapify(self._free)
         # Whoever computes on it finds out by itself, and gives it back.
         held = next((h for h in self._idle.values() if h.slot == slot), None)
         if held is not None:
@@ -110,7 +111,7 @@ class Server:
         self._idle.pop(held.tenant.name, None)
         self._used -= held.tenant.n_bytes
         if held.slot not in self._dead:
-            insort(self._free, held.slot)
+            heappush(self._free, held.slot)
 
     def _serve(self) -> None:
         while self._waiting:
@@ -122,7 +123,7 @@ class Server:
             if not self._make_room(tenant):
                 return
             self._waiting.popleft()
-            slot = self._free.pop(0)
+            slot = heappop(self._free)
             self._held[tenant.name] = _Held(tenant, slot)
             self._used += tenant.n_bytes
             granted.succeed(slot)
