@@ -78,9 +78,9 @@ def whatif(
 ) -> int:
     """Simulate every combination and mark the Pareto front.
 
-    Compared are time to first token, time per output token, KV bytes and recomputed tokens, among the points that serve
-    most turns. What a policy forgets is in the rows (forgotten, evicted); what that does to answers is not: see kvtape
-    eval.
+    Compared are time to first token, time per output token, KV bytes, recomputed tokens and, on a log recorded with
+    --score-all, the attention mass that a policy retains, among the points that serve most turns. What it forgets is in
+    the rows (forgotten, evicted); what that does to answers is not: see kvtape eval.
 
     \b
     Example:

@@ -88,6 +88,7 @@ class Settings:
             "cold_link": link,
             "slot_failures": _failures(self.slot_failures),
             "ttft": "from arrival to the logits of the prompt's last token",
+            "retained_mass": "dense attention on rows resident then, at least; all layers and queries alike",
         }
 
 
