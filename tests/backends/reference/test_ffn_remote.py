@@ -21,9 +21,10 @@ from kvtape.backends.reference.engines import parse_engine
 from kvtape.backends.reference.errors import BackendFailure, BackendUnavailable, ExecutionRefused
 from kvtape.backends.reference.ffn import LocalFfn
 from kvtape.backends.reference.ffn_frames import HEADER_BYTES, MAX_ROWS, FfnFrame, FrameError, model_key
-from kvtape.backends.reference.ffn_remote import RemoteFfn, Retry
+from kvtape.backends.reference.ffn_remote import RemoteFfn
 from kvtape.backends.reference.ffn_server import FfnServer
 from kvtape.backends.reference.harness import Harness
+from kvtape.backends.reference.http_calls import Retry
 from kvtape.backends.reference.weights import Weights
 from support.command import kvtape_process
 from support.ffn_host import FfnHost, scripted_answers, serving
@@ -218,8 +219,9 @@ def _frame(**other: object) -> bytes:
         ([_answer(200, b"<html>")], "what answers there is not kvtape ffn-server"),
         ([_answer(404, b"{}")], "what answers there is not kvtape ffn-server"),
         (["info", _answer(500, b'{"error": "out of\\n memory"}')], r"out of memory .status 500"),
-        (["info", _answer(200, b"short")], "an answer of 5 bytes where 296 were due"),
+        (["info", _answer(200, b"short")], "5 bytes are no frame"),
         (["info", _answer(200, b"x" * 296)], "no frame of version 1"),
+        (["info", _answer(200, b"", 10**9)], "an answer of 1000000000 bytes where 2000 at most were due"),
         (["info", _answer(200, _frame(layer=1))], "rows of layer 1 where layer 0 was asked"),
         (["info", _answer(200, _frame()[:-1] + b"\x01")], "damaged on their way"),
     ],
