@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -77,21 +76,19 @@ def main() -> int:
 
 
 def _record(folder: Path, name: str, clock: Clock) -> None:
-    """Sessions of all logs take turns, so that a load that comes and goes falls on all of them."""
+    """A's sessions are spread over the recordings of the others: a load that comes and goes falls on all of them."""
+    others = [(f"{case.session}{n}", case) for n in TWICE for case in PREDICTED]
+    order = [(i / len(others), log, case) for i, (log, case) in enumerate(others)]
+    order += [((i + 0.5) / len(LEARNT), "A", case) for i, case in enumerate(LEARNT)]
     engine = open_engine(name, demo_model(), {})
     try:
         with ExitStack() as held:
             logs: dict[str, Recorder] = {}
-            for log in ("A", *(f"{case.session}{n}" for n in TWICE for case in PREDICTED)):
+            for log in ("A", *(log for log, _ in others)):
                 run = live_run({"bench": "fidelity", "engine": name, "log": log}, engine, clock)
                 logs[log] = held.enter_context(Recorder(folder / f"{name}-{log}.duckdb", run, clock=clock))
-            for learnt, predicted in zip_longest(LEARNT, PREDICTED):
-                if learnt is not None:
-                    record(logs["A"], engine, learnt, clock)
-                if predicted is not None:
-                    record(logs[f"{predicted.session}1"], engine, predicted, clock)
-            for predicted in PREDICTED:
-                record(logs[f"{predicted.session}2"], engine, predicted, clock)
+            for _, log, case in sorted(order, key=lambda one: one[:2]):
+                record(logs[log], engine, case, clock)
     finally:
         engine.close()
 
