@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.planner.blocks import Block
+from kvtape.planner.events import Event, Op
 from kvtape.planner.layer_choice import late_layers
 from kvtape.planner.plan_errors import BadScore
 from kvtape.planner.table import Floats, Ints
@@ -27,6 +28,7 @@ __all__ = [
     "Norm",
     "ScoreKind",
     "ScoreRequest",
+    "is_dense",
     "pool_scores",
     "score_blocks",
     "sum_blocks",
@@ -44,6 +46,11 @@ session, which changes nothing in it and takes none of its time."""
 Norm = Literal["sum", "mean"]
 """`sum`: mass as accumulated, which favours whatever has been there longest. `mean`: mass over the number of queries
 that could see the token."""
+
+
+def is_dense(event: Event) -> bool:
+    """Whether the event is such a score: nothing that the session itself did."""
+    return event.op == Op.SCORE and event.reason == DENSE
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from kvtape.backends.errors import Cancelled, FatalClass
 from kvtape.planner.events import Event, Op, Way
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.rows import PlanRow, SessionRow
-from kvtape.planner.scores import DENSE
+from kvtape.planner.scores import is_dense
 
 __all__ = ["Broken", "capability_findings", "fatal_findings", "plan_findings"]
 
@@ -69,7 +69,7 @@ def capability_findings(session: SessionRow, events: Iterable[Event]) -> list[Br
     found: list[Broken] = []
     for e in events:
         # A dense pass runs on a context of its own.
-        needed = [_NEEDS[e.op]] if e.op in _NEEDS and not (e.op is Op.SCORE and e.reason == DENSE) else []
+        needed = [_NEEDS[e.op]] if e.op in _NEEDS and not is_dense(e) else []
         if e.op is Op.EVICT and e.way is not None:
             needed += [*_WAY_NEEDS.get(e.way, ()), *(["cold_store"] if e.cold else [])]
         found += [

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvtape.planner.events import Event, Op
 from kvtape.planner.residency import RESIDENCY_OPS
+from kvtape.planner.scores import is_dense
 
 __all__ = ["BAR", "Comparison", "Spread", "compare", "first_difference"]
 
@@ -110,8 +111,10 @@ def _residency(event: Event) -> tuple[Any, ...]:
 
 
 def _operations(events: Sequence[Event]) -> dict[tuple[int, str], int]:
+    """By number among the session's own events: a recording may have a dense pass between them."""
     timed = RESIDENCY_OPS | {Op.SNAPSHOT, Op.SCORE}
-    return {(e.seq, str(e.op)): e.elapsed_ns for e in events if e.op in timed and e.elapsed_ns is not None}
+    own = enumerate(e for e in events if not is_dense(e))
+    return {(i, str(e.op)): e.elapsed_ns for i, e in own if e.op in timed and e.elapsed_ns is not None}
 
 
 def _turns(events: Sequence[Event]) -> dict[int, int]:

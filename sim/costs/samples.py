@@ -11,7 +11,7 @@ from kvtape.backends.modelled.work import Work, WorkKind
 from kvtape.planner import layout as lay
 from kvtape.planner.events import Event, Op, Way
 from kvtape.planner.residency import IllegalEvent, ResidencyState, apply
-from kvtape.planner.scores import DENSE
+from kvtape.planner.scores import is_dense
 from kvtape.sim.errors import CostsError
 
 __all__ = ["Sample", "samples_of", "works_of"]
@@ -58,7 +58,7 @@ def samples_of(events: Iterable[Event]) -> Iterator[Sample]:
     follow, before = _Follow(), None
     # A dense pass runs beside the session: neither its time nor the engine's state is the session's.
     everything = list(events)
-    ordered = [e for e in everything if not (e.op == Op.SCORE and e.reason == DENSE)]
+    ordered = [e for e in everything if not is_dense(e)]
     behind = _rows_behind(everything)
     for event in ordered:
         works = works_of(event, follow.resident, follow.turned, follow.row_bytes, behind.get(event.seq, 0))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from kvtape.planner.events import Event, Op
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.rows import RunRow, SessionRow
-from kvtape.planner.scores import DENSE
+from kvtape.planner.scores import DENSE, is_dense
 from kvtape.sim.errors import NoAttention
 from kvtape.sim.quality.attention import AttentionMap, Piece
 
@@ -44,7 +44,7 @@ def read_attention(log: ScoredLog, run_id: str | None = None) -> dict[str, Atten
 
 def _read(log: ScoredLog, run: str, session_id: str) -> AttentionMap:
     events = log.events(run, session_id)
-    dense = {e.seq: e for e in events if e.op == Op.SCORE and e.reason == DENSE}
+    dense = {e.seq: e for e in events if is_dense(e)}
     if not dense:
         raise NoAttention(f"session {session_id} has no attention over its whole tape; {_REMEDY}")
     _refuse_gaps(session_id, events)
@@ -96,7 +96,7 @@ def _refuse_gaps(session_id: str, events: Sequence[Event]) -> None:
             pending |= RangeSet([(event.start or 0, event.stop or 0)])
         elif event.op == Op.TRUNCATE:
             pending &= RangeSet([(0, event.start or 0)])
-        elif event.op == Op.SCORE and event.reason == DENSE:
+        elif is_dense(event):
             pending -= RangeSet([(event.start or 0, event.stop or 0)])
         elif event.op == Op.PROMPT and event.reason != "suffix":
             _refuse(session_id, event.turn - 1, pending)

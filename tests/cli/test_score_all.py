@@ -16,6 +16,7 @@ from kvtape.planner.events import Event, Op
 from kvtape.replay.invariants import capability_findings, plan_findings
 from kvtape.sim.costs.samples import samples_of
 from kvtape.sim.errors import NoAttention
+from kvtape.sim.fidelity import compare
 from kvtape.sim.quality.attention import AttentionMap
 from kvtape.sim.quality.attention_log import read_attention
 from kvtape.sim.world.reading import read_scripts
@@ -163,6 +164,15 @@ def test_costs_are_learnt_as_if_nothing_had_run_beside(scored: Path) -> None:
     assert len(own) < len(events)
     assert list(samples_of(events)) == list(samples_of(own))
     assert all(e.elapsed_ns is None for e in events if e.reason == "dense")
+
+
+def test_fidelity_compares_the_sessions_own_events(scored: Path, alone: Path) -> None:
+    beside, without = events_of(scored), events_of(alone)
+    found = compare(beside, without, without)
+    assert found.difference is None
+    timed = {str(e.op) for e in without if e.elapsed_ns is not None and e.op not in (Op.PLAN, Op.GENERATE)}
+    assert set(found.operation) == timed >= {"prefill", "decode", "evict", "score"}
+    assert compare(without, beside, without).operation.keys() == timed
 
 
 def test_a_log_without_it_names_the_remedy(alone: Path) -> None:

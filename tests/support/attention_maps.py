@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kvtape.planner.events import Event, Op
+from kvtape.planner.events import Event
 from kvtape.planner.rows import RunRow, SessionRow
-from kvtape.planner.scores import DENSE
+from kvtape.planner.scores import is_dense
 from kvtape.sim.quality.attention import AttentionMap, Piece
 from kvtape.sim.quality.attention_log import read_attention
 from kvtape.testing.sink import ListSink
@@ -118,7 +118,7 @@ def map_of(sink: ListSink) -> AttentionMap:
 
 def without_dense(sink: ListSink) -> ListSink:
     """What a session recorded, as if no dense pass had run beside it: its scores taken out, what is left renumbered."""
-    kept = [e for e in sink.events if not (e.op == Op.SCORE and e.reason == DENSE)]
+    kept = [e for e in sink.events if not is_dense(e)]
     number = {e.seq: i for i, e in enumerate(kept)}
     return ListSink(
         sessions=sink.sessions,
