@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from kvtape.backends.reference.blas import Floats, RowPlan, row_plan
+from kvtape.backends.reference.blas import Call, Floats, RowPlan, row_plan
 from kvtape.backends.reference.errors import InvariantViolation
 from kvtape.backends.reference.normal import soft_cap
 from kvtape.backends.reference.pages import PAGE, Pages
@@ -73,9 +73,9 @@ def attend(
     rows = np.ascontiguousarray(scaled.reshape(n, n_kv, group, dim_k).transpose(1, 0, 2, 3)).reshape(n_kv, -1, dim_k)
     out = np.empty((n_kv, n * group, dim_v), q.dtype)
     at = np.repeat(positions, group)
-    for start, stop, size in _plan(dim_k, dim_v, q.dtype).pieces(n * group):
-        block = _Block(pages, rule, at[start:stop], size)
-        for heads in _head_slices(n_kv, block.n_keys * size * q.itemsize):
+    for start, stop, call in _plan(dim_k, dim_v, q.dtype).pieces(n * group):
+        block = _Block(pages, rule, at[start:stop], call)
+        for heads in _head_slices(n_kv, block.n_keys * call.size * q.itemsize):
             attended, weights = block.attended(rows[heads, start:stop], heads, keep=observe is not None)
             out[heads, start:stop] = attended
             if observe is not None and weights is not None:
@@ -86,10 +86,7 @@ def attend(
 
 @functools.cache
 def _plan(dim_k: int, dim_v: int, dtype: np.dtype[Any]) -> RowPlan:
-    """Sizes that are stable for both products."""
-    keys, values = row_plan("keys", dim_k, PAGE, dtype), row_plan("values", PAGE, dim_v, dtype)
-    both = tuple(size for size in keys.sizes if size in values.sizes)
-    return RowPlan(both) if both else RowPlan((1,))
+    return row_plan("keys", dim_k, PAGE, dtype).both(row_plan("values", PAGE, dim_v, dtype))
 
 
 def _head_slices(n_kv: int, bytes_a_head: int) -> list[slice]:
@@ -98,17 +95,22 @@ def _head_slices(n_kv: int, bytes_a_head: int) -> list[slice]:
 
 
 class _Block:
-    """Query rows at `positions` that are computed together as `size` rows, and the pages that any of them may see."""
+    """Query rows at `positions` that are computed together, and the pages that any of them may see.
 
-    def __init__(self, pages: Pages, rule: AttentionRule, positions: Positions, size: int) -> None:
+    Queries are columns: scores are `[heads, n_pages, PAGE, size]`.
+    """
+
+    def __init__(self, pages: Pages, rule: AttentionRule, positions: Positions, call: Call) -> None:
         low, high = int(positions.min()), int(positions.max())
         lowest_seen = max(0, low - rule.window + 1) if rule.window else 0
         first = max(lowest_seen // PAGE, pages.first)
         last = min(high // PAGE, pages.first + len(pages.live) - 1)
         self._range = slice(first - pages.first, max(first, last + 1) - pages.first)
-        self._pages, self._rule, self._size = pages, rule, size
-        self._positions = np.concatenate([positions, np.full(size - len(positions), positions[-1])])
-        self._n = len(positions)
+        self._pages, self._rule, self._size = pages, rule, call.size
+        self._used = slice(call.first, call.first + len(positions))
+        # What is not used sees what the first query sees: something, so that no sum is 0.
+        self._positions = np.full(call.size, positions[0])
+        self._positions[self._used] = positions
         self.n_keys = (self._range.stop - self._range.start) * PAGE
         self.key_positions = np.arange(first * PAGE, first * PAGE + self.n_keys, dtype=np.int64)
         live = pages.live[self._range]
@@ -120,31 +122,46 @@ class _Block:
 
     def attended(self, q: Floats, heads: slice, *, keep: bool) -> tuple[Floats, Floats | None]:
         """`[heads, n, head_dim_v]` of scaled queries `[heads, n, head_dim_k]`; with `keep`, the probabilities too."""
-        if len(q[0]) < self._size:
-            q = np.concatenate([q, np.zeros((len(q), self._size - self._n, q.shape[2]), q.dtype)], axis=1)
+        if not self.n_keys:
+            raise InvariantViolation(f"no key is there for the query at position {self._positions[self._used][0]}")
+        columns = np.zeros((len(q), 1, q.shape[2], self._size), q.dtype)
+        columns[:, 0, :, self._used] = q.transpose(0, 2, 1)
         keys, values = self._pages.keys[heads, self._range], self._pages.values[heads, self._range]
-        scores = soft_cap(np.ascontiguousarray(q)[:, None] @ keys.transpose(0, 1, 3, 2), self._rule.cap)
+        scores = soft_cap(keys @ columns, self._rule.cap)
         for page, hidden in self._partial:
             scores[:, page, hidden] = -np.inf
-        if not self.n_keys:
-            raise InvariantViolation(f"no key is there for the query at position {self._positions[0]}")
-        highest = scores.max(axis=3).max(axis=1)
+        highest = _folded(np.maximum, scores).max(axis=1)
         if np.isneginf(highest).any():
-            raise InvariantViolation(f"a query at one of {self._positions[: self._n]} sees no key")
-        scores -= highest[:, None, :, None]
+            raise InvariantViolation(f"a query at one of {self._positions[self._used]} sees no key")
+        scores -= highest[:, None, None]
         np.exp(scores, out=scores)
-        sums = _in_order(scores.sum(axis=3))[:, :, None]
-        attended = _in_order(scores @ values) / sums
-        weights = (scores / sums[:, None]).transpose(0, 2, 1, 3).reshape(len(q), self._size, -1) if keep else None
-        return attended[:, : self._n], None if weights is None else weights[:, : self._n]
+        sums = _in_order(_folded(np.add, scores))[:, None]
+        attended = _in_order(values.transpose(0, 1, 3, 2) @ scores) / sums
+        weights = None
+        if keep:
+            shares = (scores / sums[:, None])[..., self._used]
+            weights = shares.reshape(len(q), self.n_keys, -1).transpose(0, 2, 1)
+        return attended[:, :, self._used].transpose(0, 2, 1), weights
 
     def _hidden(self, page: int, live: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """`[size, PAGE]`: what a row may not see of this page."""
-        at = self.key_positions[page * PAGE : (page + 1) * PAGE]
-        seen = live & (at <= self._positions[:, None])
+        """`[PAGE, size]`: what a query may not see of this page."""
+        at = self.key_positions[page * PAGE : (page + 1) * PAGE, None]
+        seen = live[:, None] & (at <= self._positions)
         if self._rule.window:
-            seen &= at > self._positions[:, None] - self._rule.window
+            seen &= at > self._positions - self._rule.window
         return np.asarray(~seen)
+
+
+def _folded(op: Callable[[Floats, Floats], Floats], scores: Floats) -> Floats:
+    """`[heads, n_pages, size]` of `[heads, n_pages, PAGE, size]`: halves of a page, then halves of that, row by row.
+
+    Elementwise, so that the order of a sum cannot depend on how many columns there are; and quick for few of them.
+    """
+    n = scores.shape[2]
+    while n > 1:
+        n //= 2
+        scores = op(scores[:, :, :n], scores[:, :, n : 2 * n])
+    return scores[:, :, 0]
 
 
 def _in_order(parts: Floats) -> Floats:

@@ -36,9 +36,9 @@ def linear(x: Floats, projection: Projection) -> Floats:
 
 def _multiply(x: Floats, tile: Floats, out: Floats) -> None:
     n_out, n_in = tile.shape
-    for start, stop, size in row_plan("weight", n_in, n_out, x.dtype).pieces(len(x)):
-        rows = x[start:stop]
-        if stop - start < size:
-            rows = np.zeros((size, n_in), x.dtype)
-            rows[: stop - start] = x[start:stop]
-        out[start:stop] = (tile @ np.ascontiguousarray(rows).T).T[: stop - start]
+    for start, stop, call in row_plan("weight", n_in, n_out, x.dtype).pieces(len(x)):
+        rows, n = x[start:stop], stop - start
+        if n < call.size:
+            rows = np.zeros((call.size, n_in), x.dtype)
+            rows[call.first : call.first + n] = x[start:stop]
+        out[start:stop] = (tile @ np.ascontiguousarray(rows).T).T[call.first : call.first + n]

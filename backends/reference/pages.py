@@ -21,7 +21,7 @@ from kvtape.backends.reference.blas import Floats
 __all__ = ["PAGE", "PageStore", "Pages", "paged"]
 
 PAGE: Final = 256
-"""Positions of a page: large enough for BLAS, small enough that a decode computes little in vain."""
+"""Positions of a page, a power of two: large enough for BLAS, small enough that a decode computes little in vain."""
 
 Positions = npt.NDArray[np.int64]
 
