@@ -151,31 +151,37 @@ def _sessions(engine: Engine, material: Material, recorder: Recorder, run_id: st
     essay, _ = _open(engine, ESSAY, recorder, run_id, threads)
     with essay:
         said = play_essay(essay, material, tell)
-    notes, backend = _open(engine, NOTES, recorder, run_id, threads)
+    notes, backend = _open(engine, NOTES, recorder, run_id, threads, dense=True)
     with notes:
         fatal = play_notes(notes, material, backend.abort_next, tell)
     tell(f"it says so on every later call: {fatal}")
     return said
 
 
-def _open(engine: Engine, plan: SessionPlan, recorder: Recorder, run_id: str, threads: int) -> tuple[Any, Any]:
-    from kvtape.backends.clock import MonotonicClock
+def _open(
+    engine: Engine, plan: SessionPlan, recorder: Recorder, run_id: str, threads: int, *, dense: bool = False
+) -> tuple[Any, Any]:
+    """The session and its backend; with `dense` what every token attends to is measured beside it."""
+    from kvtape.backends.clock import MonotonicClock, StoppableClock
     from kvtape.backends.protocol import SessionConfig
     from kvtape.backends.session import Session
+    from kvtape.backends.shadow import open_shadow
     from kvtape.cli.demo_script import CHUNK
     from kvtape.planner.specs import parse_policy
 
-    backend = engine.open(
-        SessionConfig(n_ctx=plan.n_ctx, chunk=CHUNK, threads=threads, cold_budget_tokens=plan.cold_budget_tokens)
-    )
+    config = SessionConfig(n_ctx=plan.n_ctx, chunk=CHUNK, threads=threads, cold_budget_tokens=plan.cold_budget_tokens)
+    clock = StoppableClock(MonotonicClock())
+    shadow = open_shadow(engine, config, clock, tokens=plan.n_ctx) if dense else None
+    backend = engine.open(config)
     session = Session(
         backend,
         parse_policy(plan.policy),
         recorder,
-        MonotonicClock(),
+        clock,
         run_id=run_id,
         session_id=plan.session_id,
         content=True,
+        shadow=shadow,
     )
     return session, backend
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,13 +33,16 @@ class ScoredLog(Protocol):
     def arrow(self, table: str, where: str = "true", params: Sequence[Any] = ()) -> pa.Table: ...
 
 
-def read_attention(log: ScoredLog, run_id: str | None = None) -> dict[str, AttentionMap]:
-    """The attention map of every session of a run (default: the log's own), in the log's order of sessions.
+def read_attention(
+    log: ScoredLog, run_id: str | None = None, sessions: Collection[str] | None = None
+) -> dict[str, AttentionMap]:
+    """The attention map of every session of a run (default: the log's own), or of the `sessions` named, in log order.
 
     Raises NoAttention where a session has none, or has computed tokens that were not measured.
     """
     run = log.default_run().run_id if run_id is None else run_id
-    return {row.session_id: _read(log, run, row.session_id) for row in log.sessions(run)}
+    names = [row.session_id for row in log.sessions(run)]
+    return {name: _read(log, run, name) for name in names if sessions is None or name in sessions}
 
 
 def _read(log: ScoredLog, run: str, session_id: str) -> AttentionMap:

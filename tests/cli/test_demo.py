@@ -17,7 +17,7 @@ from kvtape.traces.reader import open_log
 from support.command import kvtape
 from support.tiny_gguf import write_tiny
 
-LATER_OPS = {Op.SCORE, Op.LOST}
+LATER_OPS = {Op.LOST}
 FILES = [
     "answers.json",
     "costs.json",
@@ -78,6 +78,10 @@ def test_the_demo_on_a_tiny_model(tmp_path: Path) -> None:
     recorded = body["whatif"]["recorded"]
     assert (recorded["equal"], recorded["difference"]) == (True, None)
     assert recorded["residency_events"] > 50
+    notes = body["whatif"]["notes"]["rows"]
+    assert len(notes) == 6
+    assert all(0 < row["retained_mass"] <= row["opt_retained_mass"] < 1 for row in notes)
+    assert [row["clairvoyant"] for row in notes] == [False] * 4 + [True] * 2
     assert len(body["whatif"]["rows"]) == 6
     assert any(row["pareto"] for row in body["whatif"]["rows"])
     assert read_costs(out / "costs.json").origin.backend == "llama"
