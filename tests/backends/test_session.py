@@ -684,3 +684,19 @@ def test_ctrl_c_between_any_two_steps_closes_the_session(after: int) -> None:
         session.decode(1)
     assert (ops(sink)[-1], sink.events[-1].reason) == ("close", "interrupted")
     assert fold(sink.events).closed
+
+
+def test_a_session_whose_device_is_lost_between_two_calls_says_so_once() -> None:
+    session, toy, sink = make()
+    session.ensure_prefix([1, 2, 3])
+    session.lose("slot 3 failed")
+    session.lose("again")
+    with pytest.raises(SessionFatal, match="slot 3 failed"):
+        session.decode(1)
+    session.close()
+    assert ops(sink)[-2:] == ["fatal", "close"]
+    assert (sink.events[-2].error_class, sink.events[-2].reason) == ("device_lost", "slot 3 failed")
+    assert fold(sink.events).fatal == "device_lost"
+    assert toy.closed == 1
+    session.lose("too late")
+    assert ops(sink)[-1] == "close"

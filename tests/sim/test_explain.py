@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 
 from kvtape.backends.session import Session
 from kvtape.planner.blocks import PromptSegment
-from kvtape.planner.events import Op
+from kvtape.planner.events import Event, Op
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency import ResidencyState, apply
+from kvtape.planner.rows import BlockRow, PlanRow, ScoreRow, SessionRow
 from kvtape.planner.specs import SpecError, parse_policy
 from kvtape.sim.errors import WorkloadError
 from kvtape.sim.explain.alternatives import alternative_of, usual_policies
 from kvtape.sim.explain.decision import decision_of
 from kvtape.sim.explain.explaining import explain_event
 from kvtape.sim.explain.hindsight import hindsight
-from kvtape.sim.explain.moment import moment_of
+from kvtape.sim.explain.moment import moment_of, recorded_session
 from support.explained import PLAYS, Step, play_steps, recorded
 
 UNSCORED = (
@@ -325,3 +326,30 @@ def test_every_computed_token_was_something_before(steps: list[Step], policy: st
             evict = session.events[eviction.seq]
             assert evict.op == Op.EVICT
             assert ((evict.reason or "").startswith("plan:")) == (eviction.plan_seq is not None)
+
+
+def test_what_comes_after_lost_events_is_not_explained() -> None:
+    whole = recorded(talk, UNSCORED[0])
+
+    class LossyLog:
+        def session(self, run_id: str, session_id: str) -> SessionRow:
+            return whole.row
+
+        def events(self, run_id: str, session_id: str) -> list[Event]:
+            gap = dataclasses.replace(whole.events[6], op=Op.LOST, n_tokens=3)
+            return [*whole.events[:6], gap, *whole.events[7:]]
+
+        def blocks(self, run_id: str, session_id: str) -> tuple[BlockRow, ...]:
+            return whole.blocks
+
+        def plans(self, run_id: str, session_id: str) -> Mapping[int, PlanRow]:
+            return whole.plans
+
+        def scores(self, run_id: str, session_id: str) -> tuple[ScoreRow, ...]:
+            return whole.scores
+
+    session = recorded_session(LossyLog(), "r", "s")
+    assert len(session.events) == 6
+    assert explain_event(session, 2).computed is not None
+    with pytest.raises(WorkloadError, match="no event 7 that can be folded; its events are 0 to 5"):
+        explain_event(session, 7)
