@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from kvtape.backends.reference.blas import Call, Floats, RowPlan, row_plan
+from kvtape.backends.reference.blas import Call, Floats, RowPlan, one_blas_thread, row_plan
 from kvtape.backends.reference.errors import InvariantViolation
 from kvtape.backends.reference.normal import soft_cap
 from kvtape.backends.reference.pages import PAGE, Pages
@@ -37,12 +37,14 @@ class AttentionRule:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """Probabilities of some query rows. `weights` `[n_kv_head, n, n_keys]`, each row sums to 1.
+    """Probabilities of some query rows and some heads. `weights` `[n_kv_heads, n, n_keys]`, each row sums to 1.
 
-    Row i belongs to query `queries[i]` (an index into the call's queries) and, of KV head h, to query head
-    `h * group + members[i]`. `positions` `[n_keys]` of the keys; those that are not there, or not seen, have weight 0.
+    Entry h of the first axis is KV head `first_head + h`. Row i belongs to query `queries[i]` (an index into the call's
+    queries) and to query head `kv_head * group + members[i]`. `positions` `[n_keys]` of the keys; those that are not
+    there, or not seen, have weight 0. A call gives as many blocks as it needs, each query and head in one of them.
     """
 
+    first_head: int
     queries: Positions
     members: Positions
     positions: Positions
@@ -76,11 +78,13 @@ def attend(
     for start, stop, call in _plan(dim_k, dim_v, q.dtype).pieces(n * group):
         block = _Block(pages, rule, at[start:stop], call)
         for heads in _head_slices(n_kv, block.n_keys * call.size * q.itemsize):
-            attended, weights = block.attended(rows[heads, start:stop], heads, keep=observe is not None)
+            with one_blas_thread():
+                attended, weights = block.attended(rows[heads, start:stop], heads, keep=observe is not None)
             out[heads, start:stop] = attended
             if observe is not None and weights is not None:
                 index = np.arange(start, stop, dtype=np.int64)
-                observe(AttentionBlock(index // group, index % group, block.key_positions, weights))
+                where = (heads.start, index // group, index % group, block.key_positions)
+                observe(AttentionBlock(*where, weights))
     return np.ascontiguousarray(out.reshape(n_kv, n, group, dim_v).transpose(1, 0, 2, 3)).reshape(n, -1)
 
 

@@ -64,7 +64,7 @@ def layer_step(
     rows: LayerRows,
     observe: Observe | None = None,
 ) -> Floats:
-    """One layer. For engines and hooks that do something between layers; call it within `one_blas_thread`."""
+    """One layer. For engines and hooks that do something between layers."""
     q, k, v = qkv(weights, layer, x, positions)
     pages, window = rows.seen(layer, NewRows(positions, x, k, v))
     attended = attention_of(weights, layer, q, positions, pages, window, observe)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvtape.backends.reference.blas import Floats, row_plan
+from kvtape.backends.reference.blas import Floats, one_blas_thread, row_plan
 from kvtape.backends.reference.matrix import Matrix
 
 __all__ = ["Projection", "linear"]
@@ -27,8 +27,9 @@ def linear(x: Floats, projection: Projection) -> Floats:
     """`x` `[n, n_in]` to `[n, n_out]`. The bits of a row do not depend on the other rows, nor on their number."""
     matrix, bias = projection
     out = np.empty((len(x), matrix.n_out), x.dtype)
-    for start, tile in matrix.tiles():
-        _multiply(x, tile, out[:, start : start + len(tile)])
+    with one_blas_thread():
+        for start, tile in matrix.tiles():
+            _multiply(x, tile, out[:, start : start + len(tile)])
     if bias is not None:
         out += bias
     return out

@@ -68,8 +68,8 @@ def written_out(case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 @settings(max_examples=25)
-@given(cases())
-def test_attention_is_a_softmax_average(case: Case) -> None:
+@given(cases(), st.sampled_from([1, 2**24]))
+def test_attention_is_a_softmax_average(case: Case, score_bytes: int) -> None:
     want, probabilities = written_out(case)
     got = np.zeros_like(probabilities)
     group = case.q.shape[1] // case.k.shape[1]
@@ -78,11 +78,13 @@ def test_attention_is_a_softmax_average(case: Case) -> None:
         here = np.isin(block.positions, case.at)
         assert not block.weights[:, :, ~here].any()
         columns = np.searchsorted(case.at, block.positions[here])
-        for kv_head, weights in enumerate(block.weights):
+        for kv_head, weights in enumerate(block.weights, block.first_head):
             for i, row in enumerate(weights):
                 got[kv_head * group + block.members[i], block.queries[i], columns] += row[here]
 
-    out = attend(case.q, case.queries, paged(case.at, case.k, case.v), case.rule, observe)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "_SCORE_BYTES", score_bytes)
+        out = attend(case.q, case.queries, paged(case.at, case.k, case.v), case.rule, observe)
     np.testing.assert_allclose(out.reshape(want.shape), want, rtol=0, atol=2e-6)
     np.testing.assert_allclose(got, probabilities, rtol=0, atol=1e-6)
 
