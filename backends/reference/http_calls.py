@@ -93,6 +93,8 @@ class Caller:
         if length > max_bytes:
             raise BackendFailure(f"{self.url}: an answer of {length} bytes where {max_bytes} at most were due")
         reply = Reply(response.status, _read(response, length, deadline))
+        # `read1` leaves it open at its end, and a connection with an open answer takes no further request.
+        response.close()
         if response.will_close:
             self.close()
         return reply

@@ -169,6 +169,19 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
             remote.feed(0, np.zeros((1, 64), np.float32))
 
 
+def test_a_connection_is_kept_and_no_call_waits() -> None:
+    """One connection for all calls, and no attempt beside the first."""
+    model, waited, opened = weights("llama"), [], []
+    with _served(model) as server:
+        answer = server.process_request
+        server.process_request = lambda *place: (opened.append(place), answer(*place))[1]  # type: ignore[method-assign]
+        remote = RemoteFfn(server.url, model, sleep=waited.append)
+        for layer in (0, 1, 0, 1):
+            remote.feed(layer, np.ones((3, 64), np.float32))
+        remote.close()
+    assert (len(opened), waited) == (1, [])
+
+
 def test_many_rows_are_sent_in_frames() -> None:
     model = weights("llama")
     rows = np.random.default_rng(0).standard_normal((MAX_ROWS + 5, 64)).astype(np.float32)
