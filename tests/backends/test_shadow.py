@@ -138,7 +138,7 @@ CALLS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(POLICIES[1:]), st.integers(1, 9), st.lists(CALLS, min_size=1, max_size=8))
 def test_whatever_happens_to_the_tape_every_query_in_force_is_that_of_a_dense_pass(
     policy: str, every: int, calls: list[tuple[str, int, int]]
@@ -260,6 +260,8 @@ def test_a_shadow_that_fails_is_given_up_once_and_the_session_goes_on(fault: str
             s.decode(2)
     assert world.shadow is not None
     assert world.shadow.given_up
+    assert ("opened for a shorter tape" in world.shadow.given_up) == (fault == "too_long")
+    assert not world.shadow.behind
     assert world.dense.closed
     (said,) = [e for e in world.sink.events if e.op is Op.REFUSE]
     assert (said.reason or "").startswith("dense: ")
@@ -339,6 +341,10 @@ def test_what_was_taken_back_needs_no_measuring() -> None:
         session.ensure_prefix(tokens(8))
         with pytest.raises(ChoiceFailed):
             session.decode(3, choose=bad)
+        world.backend.cancel_after = 1  # in its second piece of 8 tokens
+        with pytest.raises(Cancelled):
+            session.prefill_suffix(tokens(12))
+        assert [e.op for e in world.sink.events[-3:]] == [Op.PREFILL, Op.TRUNCATE, Op.REFUSE]
         session.ensure_prefix([*tokens(8), 4])
     map_of(world.sink)
 
