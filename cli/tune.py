@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["tune"]
 
-_PLAIN: Final = ("none", "stream", "class")
-_RANKED: Final = ("h2o", "snapkv", "tova")
+_POLICIES: Final = ("none", "stream", "class", "h2o", "snapkv", "tova")
 _SERVED: Final = ("not_served", "served", "unserved", "refused", "cut_short")
 
 
@@ -53,7 +52,9 @@ def tune(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", metavar="SPEC", help="Repeatable; options it leaves open are searched. Default: all."),
+        typer.Option(
+            "--policy", metavar="SPEC", help="Repeatable; options it leaves open are searched. Default: most."
+        ),
     ] = None,
     budget: Annotated[
         list[str] | None,
@@ -65,7 +66,7 @@ def tune(
     cold_tokens: Annotated[
         list[int] | None, typer.Option("--cold-tokens", metavar="N", min=0, help="Cold-store budget; repeatable.")
     ] = None,
-    trials: Annotated[int, typer.Option("--trials", metavar="N", min=1, help="Points to try.")] = 64,
+    trials: Annotated[int, typer.Option("--trials", metavar="N", min=1, help="Points to simulate.")] = 64,
     memory: Memory = None,
     link: LinkBandwidth = None,
     link_latency: LinkLatency = 0.0,
@@ -116,7 +117,9 @@ def tune(
     for script in scripts:
         check_costs(table, script.row)
     lists = {"budget": _budgets(budget, scripts), "slots": _once(slots), "cold_tokens": _once(cold_tokens)}
-    space = Space(tuple(dict.fromkeys(policy or _policies(scripts))), lists, base)
+    asking = tuple(script for script in scripts if script.turns)
+    given = dict.fromkeys(policy or [text for text in _POLICIES if Space((text,), lists, base, asking).answers(text)])
+    space = Space(tuple(given), lists, base, asking)
     with (
         progress("tuning") as shown,
         executor.open(run_task, Workload(scripts, table, trained, draws.seed)) as run,
@@ -142,11 +145,6 @@ def _wish(minimize: str | None, maximize: str | None, where: Sequence[str]) -> W
     if not any(c.name in _SERVED for c in conditions):
         conditions = (ALL_SERVED, *conditions)
     return Wish(goal, conditions)
-
-
-def _policies(scripts: Sequence[Script]) -> tuple[str, ...]:
-    """Every built-in policy that this log can be asked about."""
-    return (*_PLAIN, *_RANKED) if all(s.attention is not None for s in scripts if s.turns) else _PLAIN
 
 
 def _budgets(given: Sequence[str] | None, scripts: Sequence[Script]) -> list[int]:

@@ -45,7 +45,7 @@ def tune_body(
         "feasible": found.best is not None,
         "best": None if found.best is None else _row(found.best, wish),
         "nearest": None if found.nearest is None else _row(found.nearest, wish),
-        "commands": None if found.best is None else _commands(found.best, simulate),
+        "commands": None if found.best is None else _commands(found.best, simulate, space.scripts[0].row.backend),
         "rows": [_row(scored, wish) for scored in found.points],
         "trials": list(found.trials),
         "choices": space.size,
@@ -66,13 +66,18 @@ def _row(scored: Scored, wish: Wish) -> dict[str, Any]:
     return scored.row | {"feasible": scored.feasible, "missed": missed}
 
 
-def _commands(scored: Scored, simulate: Sequence[str]) -> dict[str, str]:
-    """How to simulate the point with all its events, and how to record under its policy."""
+def _commands(scored: Scored, simulate: Sequence[str], backend: str) -> dict[str, str]:
+    """How to simulate the point, and how to record under its policy on the log's engine."""
+    from kvtape.planner.specs import parse_policy
+
     s = scored.point.settings
     chosen = ["--policy", scored.point.policy] + ([] if s.n_ctx is None else ["--n-ctx", str(s.n_ctx)])
     cold = [] if s.cold_tokens is None else ["--cold-tokens", str(s.cold_tokens)]
     slots = [] if s.slots is None else ["--slots", str(s.slots)]
     record = ["kvtape", "record", "--model", "M.gguf", "--chat", "F.jsonl", "--log", "NEW.duckdb"]
+    if backend in ("llama", "openvino"):
+        scored_by = ":scores=on" if parse_policy(scored.point.policy).score_request is not None else ""
+        record += ["--backend", backend + scored_by]
     return {
         "simulate": shlex.join([*simulate, *chosen, *cold, *slots]),
         "record": shlex.join([*record, *chosen, *cold]),
@@ -114,7 +119,7 @@ def _trials(body: dict[str, Any], names: list[str]) -> Section:
     for number, place in enumerate(body["trials"], 1):
         row = body["rows"][place]
         again = first.setdefault(place, number)
-        said = f"as trial {again}" if again != number else row["error"] or ", ".join(row["missed"]) or "yes"
+        said = f"as trial {again}" if again != number else _short(row["error"]) or ", ".join(row["missed"]) or "yes"
         rows.append(
             (number, row["policy"], row["budget"], row["slots"], row["cold_tokens"], *map(row.get, names), said)
         )
@@ -123,3 +128,8 @@ def _trials(body: dict[str, Any], names: list[str]) -> Section:
 
 def _name(condition: str) -> str:
     return condition.replace(">=", "<=").partition("<=")[0]
+
+
+def _short(error: str | None) -> str:
+    """What fits a table; the whole of it is in the JSON."""
+    return "" if error is None else f"cannot be: {error if len(error) <= 60 else error[:59] + '…'}"

@@ -7,7 +7,7 @@ in their order: a seed gives the same search anywhere. Equal points are simulate
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -54,9 +54,10 @@ class Scored:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """What is best comes first: by how little it misses, then by the goal, then by memory, then by name."""
-        unknown = self.cost is None
-        return (sum(self.misses), unknown, self.cost or 0.0, self.row["peak_kv_bytes"] or 0, str(self.point))
+        """What is best comes first: by how little it misses, by the goal; of equals what is small and plain."""
+        name, budget = str(self.point), self.point.budget or 0
+        goal = (self.cost is None, self.cost or 0.0)
+        return (sum(self.misses), *goal, self.row["peak_kv_bytes"] or 0, budget, len(name), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class _Asker(Protocol):
 def search(
     run: Runner, space: Space, wish: Wish, *, trials: int, seed: int, draws: Draws, progress: Progress | None = None
 ) -> Found:
-    """Try `trials` points of `space`, or all of them if there are no more choices.
+    """Simulate `trials` points of `space`, or all of them if there are no more choices.
 
     Raises ModuleNotFoundError without Optuna where it is needed, SimulationError where no point can be simulated or
     none has a figure that is asked for.
@@ -96,7 +97,7 @@ def search(
     tried: dict[Point, Scored] = {}
     places: list[int] = []
     assumed: dict[str, None] = {}
-    while choices := asker.ask(min(_BATCH, trials - len(tried), _ASKS * trials - len(places))):
+    while choices := asker.ask(min(_BATCH, trials - _simulated(tried), _ASKS * trials - len(places))):
         points = [space.point(choice) for choice in choices]
         fresh = list(dict.fromkeys(p for p in points if p not in tried))
         found = simulated(run, fresh, draws)
@@ -106,8 +107,12 @@ def search(
         order = list(tried)
         places += [order.index(p) for p in points]
         if progress is not None:
-            progress(len(tried), min(trials, space.size))
+            progress(_simulated(tried), min(trials, space.size))
     return _found(tuple(tried.values()), tuple(places), asker.method, tuple(assumed), wish)
+
+
+def _simulated(tried: Mapping[Point, Scored]) -> int:
+    return sum(scored.row["error"] is None for scored in tried.values())
 
 
 def _score(point: Point, row: dict[str, Any], wish: Wish) -> Scored:

@@ -1,6 +1,7 @@
 """What a search may choose from: policies, each with options of its own, and the machine around them.
 
-Every dimension is a list of values; a choice is a place in each list. What a spec says already is not searched.
+Every dimension is a list of values; a choice is a place in each list. What a spec says already is not searched, nor are
+values for which the log's attention is too coarse.
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import product
 from math import prod
 from typing import Any, Final
 
 from kvtape.planner.grammar import Spec, parse_spec
+from kvtape.planner.specs import parse_policy
 from kvtape.sim.errors import SimulationError
+from kvtape.sim.quality.answerable import assumed_of_scores
 from kvtape.sim.whatif.grid import Point, points_of
+from kvtape.sim.world.script import Script
 from kvtape.sim.world.settings import Settings
 
 __all__ = ["MACHINE", "Choice", "Space", "budgets_between"]
@@ -39,7 +44,12 @@ _OPTIONS: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
 }
 """Values that are tried of options that a spec leaves open; a fraction is of the budget, sinks included."""
 
+_GRAIN: Final = ("window", "pool", "block")
+"""Options on which it depends whether recorded attention has an answer."""
+
 _MOST_BUDGETS: Final = 32
+_ANY: Final = 2**30
+"""A budget that is too small for no policy."""
 
 
 def budgets_between(low: int, high: int) -> list[int]:
@@ -53,11 +63,15 @@ def budgets_between(low: int, high: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Space:
-    """`policies` are specs. `machine`: values of the dimensions in MACHINE; one that is left out is as in `base`."""
+    """`policies` are specs. `machine`: values of the dimensions in MACHINE; one that is left out is as in `base`.
+
+    `scripts`: the log that is asked.
+    """
 
     policies: tuple[str, ...]
     machine: Mapping[str, Sequence[int]]
     base: Settings
+    scripts: tuple[Script, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises SpecError for a spec that no choice makes right, SimulationError for a policy that cannot be had."""
@@ -67,7 +81,7 @@ class Space:
             if parse_spec(text).name == "opt":
                 raise SimulationError(f"policy {text} knows the future; nothing can be tuned to run it")
             options = {name: values[0] for name, values in self.dimensions(i).items() if name not in MACHINE}
-            self._point(text, options, 2**30)
+            self._point(text, options, _ANY)
 
     @property
     def size(self) -> int:
@@ -76,11 +90,43 @@ class Space:
 
     def dimensions(self, policy: int) -> dict[str, Sequence[Any]]:
         """The lists that the policy in that place is searched over, by their names."""
-        spec = parse_spec(self.policies[policy])
-        open_ = _OPTIONS.get(spec.name, {}) if spec.target is None else _PLANNING
-        given = dict(spec.args)
-        own = {name: values for name, values in open_.items() if name not in given}
-        return {name: self.machine[name] for name in MACHINE if self.machine.get(name)} | own
+        return self._dimensions[policy]
+
+    @cached_property
+    def _dimensions(self) -> list[dict[str, Sequence[Any]]]:
+        machine = {name: self.machine[name] for name in MACHINE if self.machine.get(name)}
+        return [{**machine, **self._options(text)} for text in self.policies]
+
+    def _options(self, text: str) -> Mapping[str, Sequence[Any]]:
+        """What `text` leaves open, without what the log has no answer to; all of it, to say why, where it has none."""
+        left = _left_open(text)
+        answered = self._answered(text)
+        if answered is None:
+            return left
+        return {
+            name: [v for v in values if name not in answered or self._answers(text, answered | {name: v})]
+            for name, values in left.items()
+        }
+
+    def answers(self, text: str) -> bool:
+        """Whether the log has the attention that a policy asks for, under some options that `text` leaves open."""
+        return self._answered(text) is not None
+
+    def _answered(self, text: str) -> dict[str, Any] | None:
+        """The first options that the log answers, of those on which that depends."""
+        left = {name: values for name, values in _left_open(text).items() if name in _GRAIN}
+        tried = (dict(zip(left, values, strict=True)) for values in product(*left.values()))
+        return next((options for options in tried if self._answers(text, options)), None)
+
+    def _answers(self, text: str, options: Mapping[str, Any]) -> bool:
+        whole = {name: values[0] for name, values in _left_open(text).items()} | dict(options)
+        policy = parse_policy(self._point(text, whole, _ANY).policy)
+        try:
+            for script in self.scripts:
+                assumed_of_scores(policy, script.attention, script.no_attention)
+        except SimulationError:
+            return False
+        return True
 
     def choices(self) -> Iterator[Choice]:
         """All of them, in a fixed order."""
@@ -106,6 +152,12 @@ class Space:
         whole = str(Spec(spec.name, tuple(given.items()), spec.target))
         axes: dict[str, list[Any]] = {"policy": [whole], "budget": [budget] if budget is not None else []}
         return points_of(axes | {name: [value] for name, value in machine.items()}, self.base)[0]
+
+
+def _left_open(text: str) -> dict[str, tuple[Any, ...]]:
+    spec = parse_spec(text)
+    searched = _OPTIONS.get(spec.name, {}) if spec.target is None else _PLANNING
+    return {name: values for name, values in searched.items() if name not in dict(spec.args)}
 
 
 def _text(value: Any, budget: int | None, sink: int) -> str:

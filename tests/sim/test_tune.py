@@ -191,14 +191,15 @@ def test_equal_points_are_simulated_once(workload: Workload) -> None:
 
     with Serial().open(counted, workload) as run:
         result = search(run, SPACE, WISHES[3], trials=40, seed=0, draws=Draws())
-    assert len(tried) == len(set(tried)) == len(result.points) <= 40 < len(result.trials) <= 160
+    assert len(tried) == len(set(tried)) == len(result.points) < len(result.trials) <= 160
+    assert sum(p.row["error"] is None for p in result.points) <= 40
     assert set(result.trials) == set(range(len(result.points)))
 
 
 def test_a_seed_gives_the_same_search_for_any_number_of_workers(workload: Workload) -> None:
-    one = found(workload, WISHES[1], 40, seed=3)
-    assert one == found(workload, WISHES[1], 40, seed=3, executor=Processes(2))
-    assert one.trials != found(workload, WISHES[1], 40, seed=4).trials
+    one = found(workload, WISHES[1], 24, seed=3)
+    assert one == found(workload, WISHES[1], 24, seed=3, executor=Processes(2))
+    assert one.points != found(workload, WISHES[1], 24, seed=4).points
 
 
 def test_where_nothing_is_feasible_the_nearest_point_is_named(workload: Workload) -> None:
