@@ -36,5 +36,6 @@ ENTRY = EngineEntry(
     contract=Contract.BOUNDED_KL,
     make=_make,
     about="markov-rs with a codec of each layer's own for cold rows",
+    quadratic=True,
     experimental=True,
 )

@@ -57,7 +57,10 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemoryKind:
-    """Bytes of one kind of state (`kv`, `residual`, `codes`, `tokens`, ...). `cold`: not touched by every step."""
+    """Bytes of one kind of state (`kv`, `residual`, `codes`, `tokens`, ...).
+
+    `cold`: of what left the window, whether or not a step still reads it.
+    """
 
     kind: str
     occupied: int

@@ -14,6 +14,7 @@ of all rows while it runs; a prefill holds those of all layers, until the rows p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kvtape.backends.reference.catalogue import EngineEntry
 from kvtape.backends.reference.codec_policy import parse_codec_policy
@@ -25,7 +26,9 @@ __all__ = ["ENTRY"]
 
 
 def _make(info: EngineInfo, options: Mapping[str, OptionValue]) -> ResidualEngine:
-    return ResidualEngine(info, int(options["window"] or 0), parse_codec_policy("f32"))
+    window = int(options["window"] or 0)
+    # Cold rows are projected anew at every step: with a window a step costs the whole context.
+    return ResidualEngine(replace(info, quadratic=bool(window)), window, parse_codec_policy("f32"))
 
 
 ENTRY = EngineEntry(

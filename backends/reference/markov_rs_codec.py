@@ -34,5 +34,6 @@ ENTRY = EngineEntry(
     contract=Contract.BOUNDED_KL,
     make=_make,
     about="markov-rs with bf16 cold rows",
+    quadratic=True,
     experimental=True,
 )

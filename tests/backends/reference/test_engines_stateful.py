@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvtape.backends.reference.boundary_frame import BoundaryFrame
 from kvtape.backends.reference.boundary_kv import BoundaryKvEngine
-from kvtape.backends.reference.errors import BackendFailure
+from kvtape.backends.reference.errors import BackendFailure, EmptyPrompt, ExecutionRefused, StateInvalidated
 from kvtape.backends.reference.ffn import LocalFfn
 from kvtape.backends.reference.forward import forward
 from kvtape.backends.reference.residual_engine import ResidualEngine
@@ -183,3 +183,38 @@ TestMarkovWindow = _case("markov-rs:window=12", exact())
 TestMarkovCodec = _case("markov-rs-codec:window=12", plain(cold_after=12, codecs="bf16"))
 TestPerLayer = _case("boundary-per-layer:window=12,codecs=bf16x1+q8_0", plain(cold_after=12, codecs="bf16x1+q8_0"))
 TestWindowedCheckpoint = _case("windowed-checkpoint:window=12", plain(window=12))
+
+
+def test_a_copy_is_of_one_engine_and_its_options() -> None:
+    model, local = weights("llama"), LocalFfn(weights("llama"))
+    engine, other = kv_engine("markov-rs:window=12"), kv_engine("markov-rs:window=13")
+    assert isinstance(engine, SessionEngine)
+    assert isinstance(other, SessionEngine)
+    with pytest.raises(EmptyPrompt, match="no session to copy"):
+        engine.snapshot()
+    engine.prefill(model, local, text(20))
+    other.prefill(model, local, text(9))
+    with pytest.raises(ExecutionRefused, match="window=13 cannot go on from a copy of markov-rs:window=12") as refused:
+        other.restore(engine.snapshot())
+    assert refused.value.kind == "binding_defect"
+    assert other.handle().n_tokens == 9
+    with pytest.raises(ExecutionRefused, match="other weights"):
+        engine.decode_step(weights("qwen3"), local, 5)
+
+
+def test_a_copy_brings_a_lost_session_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, local = weights("llama"), LocalFfn(weights("llama"))
+    engine = kv_engine("standard")
+    assert isinstance(engine, SessionEngine)
+    engine.prefill(model, local, text(20))
+    copy = engine.snapshot()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(engine), "_rewind", _fails)
+        with pytest.raises(StateInvalidated):
+            engine.decode_step(model, FailingFfn(model, 0), 5)
+    engine.restore(copy)
+    np.testing.assert_array_equal(engine.decode_step(model, local, 5)[0], _exact((*text(20), 5), 20))
+
+
+def _fails(engine: SessionEngine) -> None:
+    raise RuntimeError("as planned")

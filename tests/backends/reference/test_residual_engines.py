@@ -103,6 +103,12 @@ def test_a_window_bounds_hot_memory_and_not_attention() -> None:
     assert residual("markov-rs").memory().occupied_bytes == 0
 
 
+def test_an_engine_that_projects_all_rows_at_every_step_says_so() -> None:
+    assert not kv_engine("markov-rs").info.quadratic
+    for spec in ("markov-rs:window=9", "markov-rs-codec", "boundary-per-layer"):
+        assert kv_engine(spec).info.quadratic
+
+
 @pytest.mark.parametrize(("spec", "row"), [("markov-rs-codec", 128), ("boundary-per-layer:codecs=q8_0", 68)])
 def test_coded_rows_are_as_small_as_stated(spec: str, row: int) -> None:
     model = weights("llama")
