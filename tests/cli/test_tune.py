@@ -22,8 +22,8 @@ def asked(log: Path, tmp_path_factory: pytest.TempPathFactory) -> list[object]:
     return [log, "--costs", path]
 
 
-TUNE = ["--budget", "128:512", "--trials", 24, "--where", "peak_kv_bytes<=100KiB", "--minimize", "forgotten"]
-WHATIF = ["--policy", "stream", "--policy", "class", "--budget", 256, "--seeds", 5, "--seed", 2]
+TUNE = ["--budget", "128:512", "--trials", 12, "--where", "peak_kv_bytes<=100KiB", "--minimize", "forgotten"]
+WHATIF = ["--policy", "stream", "--policy", "class", "--budget", 256, "--seeds", 3, "--seed", 2]
 
 
 def test_the_best_point_is_printed_with_the_command_that_repeats_it(asked: list[object]) -> None:
@@ -34,7 +34,7 @@ def test_the_best_point_is_printed_with_the_command_that_repeats_it(asked: list[
     assert said["best"]["peak_kv_bytes"] <= 100 * 1024
     assert said["best"]["not_served"] == 0
     assert said["best"]["forgotten_tokens"] == min(r["forgotten_tokens"] for r in said["rows"] if r["feasible"])
-    assert sum(row["error"] is None for row in said["rows"]) == 24
+    assert sum(row["error"] is None for row in said["rows"]) == 12
     assert set(said["trials"]) == set(range(len(said["rows"])))
     words = shlex.split(said["commands"]["simulate"])
     again = json.loads(kvtape(*words[1:], "--json").out)["figures"]
@@ -64,7 +64,7 @@ def test_where_the_log_has_attention_ranked_policies_are_searched_in_its_grain(
     text.write_text("A promise about the future. " * 12, encoding="utf-8")
     record = ["record", "--model", model, "--backend", "llama:scores=on", "--text", text, "--n-ctx", 512, "--decode", 8]
     assert kvtape(*record, "--policy", "none", "--score-all", "--log", log).code == 0
-    args = ["tune", log, *asked[1:], "--budget", "96:512", "--trials", 30, "--minimize", "peak_kv_bytes"]
+    args = ["tune", log, *asked[1:], "--budget", "96:512", "--trials", 16, "--minimize", "peak_kv_bytes"]
     ran = kvtape(*args, "--where", "retained_mass>=0.9", "--json")
     assert ran.code == 0, ran.err
     said = json.loads(ran.out)
@@ -116,22 +116,20 @@ def test_a_report_is_the_same_to_the_byte_whatever_made_it(asked: list[object], 
     args = [verb[0], *asked, *verb[1:], "--json"]
     one = kvtape(*args)
     assert one.code == 0, one.err
-    two = kvtape_process([*args, "--workers", 2], PYTHONHASHSEED="1")
-    three = kvtape_process([*args, "--workers", 1], PYTHONHASHSEED="2")
-    assert [two.out, three.out] == [one.out, one.out]
-    assert two.err == ""
+    other = kvtape_process([*args, "--workers", 2], PYTHONHASHSEED="1")
+    assert (other.out, other.err) == (one.out, "")
 
 
 def test_seeds_make_intervals_and_are_in_the_report(asked: list[object], tmp_path: Path) -> None:
     said = json.loads(kvtape("whatif", *asked, *WHATIF, "--json").out)
-    assert (said["seeds"], said["seed"]) == (5, 2)
+    assert (said["seeds"], said["seed"]) == (3, 2)
     assert all(set(row["intervals"]["ttft_p95_ns"]) == {"low", "high", "mean"} for row in said["rows"])
     assert "the same for all points" in said["rules"]["draws"]
     assert "front share" in kvtape("whatif", *asked, *WHATIF).out
     grid = tmp_path / "grid.json"
-    grid.write_text('{"policy": ["stream", "class"], "budget": [256], "seeds": 5, "seed": 2}', encoding="utf-8")
+    grid.write_text('{"policy": ["stream", "class"], "budget": [256], "seeds": 3, "seed": 2}', encoding="utf-8")
     assert json.loads(kvtape("whatif", *asked, "--grid", grid, "--json").out) == said
-    assert kvtape("whatif", *asked, "--grid", grid, "--seeds", 3).code == 2
+    assert kvtape("whatif", *asked, "--grid", grid, "--seeds", 4).code == 2
     recorded = json.loads(kvtape("whatif", *asked, "--policy", "stream", "--budget", 256, "--json").out)
     assert (recorded["seeds"], recorded["seed"], recorded["rows"][0]["intervals"]) == (1, None, None)
 

@@ -197,14 +197,14 @@ def test_equal_points_are_simulated_once(workload: Workload) -> None:
 
 
 def test_a_seed_gives_the_same_search_for_any_number_of_workers(workload: Workload) -> None:
-    one = found(workload, WISHES[1], 24, seed=3)
-    assert one == found(workload, WISHES[1], 24, seed=3, executor=Processes(2))
-    assert one.points != found(workload, WISHES[1], 24, seed=4).points
+    one = found(workload, WISHES[1], 16, seed=3)
+    assert one == found(workload, WISHES[1], 16, seed=3, executor=Processes(2))
+    assert one.points != found(workload, WISHES[1], 16, seed=4).points
 
 
 def test_where_nothing_is_feasible_the_nearest_point_is_named(workload: Workload) -> None:
     wish = Wish(Goal("latency_p95_ns", "less"), (ALL_SERVED, Condition("peak_kv_bytes", "<=", Fraction(10))))
-    result = found(workload, wish, 40)
+    result = found(workload, wish, 16)
     assert result.best is None
     assert result.nearest is not None
     missed = [p.row["peak_kv_bytes"] for p in result.points if p.row["not_served"] == 0]

@@ -79,11 +79,11 @@ def test_gaps_come_in_runs_and_each_as_often_as_any_other() -> None:
     """The stationary bootstrap on 27 gaps: runs of 3 in the mean, every gap drawn alike."""
     n = 27
     scripts = scripts_at([[t] for t in np.cumsum([0, *range(1, n + 1)]).tolist()])
-    drawn = [[b - a for a, b in pairwise(starts(resampled(scripts, "open", 5, k)))] for k in range(2000)]
+    drawn = [[b - a for a, b in pairwise(starts(resampled(scripts, "open", 5, k)))] for k in range(1000)]
     goes_on = np.mean([b == a % n + 1 for gaps in drawn for a, b in pairwise(gaps)])
-    assert goes_on == pytest.approx(1 - 1 / 3 + 1 / 3 / n, abs=0.01)
+    assert goes_on == pytest.approx(1 - 1 / 3 + 1 / 3 / n, abs=0.02)
     counts = np.bincount(np.ravel(drawn), minlength=n + 1)[1:]
-    assert counts / counts.sum() == pytest.approx(np.full(n, 1 / n), abs=0.004)
+    assert counts / counts.sum() == pytest.approx(np.full(n, 1 / n), abs=0.005)
 
 
 def test_draws_are_these_whatever_the_version_of_numpy() -> None:
@@ -121,21 +121,21 @@ def scripts() -> tuple[Script, ...]:
 
 
 def swept(scripts: tuple[Script, ...], draws: Draws, **more: Any) -> Swept:
-    axes = {"policy": ["none:block=8", "stream:block=8"], "budget": [64, 96], "slots": [2]}
+    axes = {"policy": ["none:block=8", "stream:block=8"], "budget": [64], "slots": [2]}
     return sweep(scripts, COSTS, points_of(axes, Settings(arrivals="open")), draws=draws, **more)
 
 
 def test_a_row_has_medians_and_intervals_and_how_often_it_is_on_the_front(scripts: tuple[Script, ...]) -> None:
-    found = swept(scripts, Draws(9, 3))
-    axes = {"policy": ["none:block=8", "stream:block=8"], "budget": [64, 96], "slots": [2]}
+    found = swept(scripts, Draws(5, 3))
+    axes = {"policy": ["none:block=8", "stream:block=8"], "budget": [64], "slots": [2]}
     points = points_of(axes, Settings(arrivals="open"))
-    alone = [sweep(resampled(scripts, "open", 3, k), COSTS, points).rows for k in range(9)]
+    alone = [sweep(resampled(scripts, "open", 3, k), COSTS, points).rows for k in range(5)]
     for i, row in enumerate(found.rows):
         for name in FIGURES:
             values = [rows[i][name] for rows in alone]
             assert (row[name], row["intervals"][name]) == (median(values), interval(values)), name
-        assert row["pareto_share"] == sum(mark_front(rows)[i] for rows in alone) / 9
-    spread = found.rows[1]["intervals"]["ttft_p95_ns"]
+        assert row["pareto_share"] == sum(mark_front(rows)[i] for rows in alone) / 5
+    spread = found.rows[0]["intervals"]["ttft_p95_ns"]
     assert spread["low"] < spread["high"]
     assert found.assumed == swept(scripts, Draws()).assumed
 
