@@ -19,9 +19,9 @@ def ffn_server(
     packed: Annotated[bool, typer.Option("--packed", help="Keep weights quantised; slower, and far smaller.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Serve the feed-forward layers of a model over HTTP, until interrupted.
+    """Serve feed-forward layers, and sessions of KV engines, over HTTP.
 
-    Says on stdout where it listens once it does. It asks for no secret, so it listens on loopback addresses alone.
+    Says on stdout where it listens once it does, and runs until interrupted. It asks for no secret, so it listens on loopback addresses alone.
 
     \b
     Example:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from kvtape.backends.errors import KvtapeError
 from kvtape.backends.reference.ffn_frames import FrameError
 from kvtape.backends.reference.session_host import problem
 
-__all__ = ["Answer", "FfnHandler", "Refused", "Request"]
+__all__ = ["Answer", "FfnHandler", "Refused", "Request", "is_loopback"]
 
 _JSON = "application/json"
 
@@ -22,6 +24,14 @@ class Refused(Exception):
     def __init__(self, status: HTTPStatus, why: str) -> None:
         super().__init__(why)
         self.status, self.why = status, why
+
+
+def is_loopback(host: str) -> bool:
+    """`localhost`, or an address of this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class Request(NamedTuple):
@@ -101,7 +111,10 @@ class FfnHandler(BaseHTTPRequestHandler):
         return responder
 
     def _body(self) -> bytes:
-        """Refused before a byte of it is read, where it is more than this server takes."""
+        """Refused before a byte of it is read, where it is more than this server takes, or meant for another host."""
+        if not is_loopback(urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""):
+            # A page whose name was made to lead here: its browser takes this server for the page's own.
+            raise Refused(HTTPStatus.FORBIDDEN, "call this server by a loopback address or as localhost")
         length = self.headers.get("Content-Length", "0" if self.command in ("GET", "DELETE") else "")
         if not length.isascii() or not length.isdecimal():
             raise Refused(HTTPStatus.LENGTH_REQUIRED, "send a Content-Length")

@@ -15,7 +15,6 @@ time, on one BLAS thread, with the bits of the same layers computed locally.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 import socket
@@ -32,7 +31,7 @@ from kvtape.backends.errors import EnvironmentProblem, UsageError
 from kvtape.backends.reference.blas import Floats, one_blas_thread
 from kvtape.backends.reference.ffn import LocalFfn
 from kvtape.backends.reference.ffn_frames import CONTENT_TYPE, MAX_ROWS, FfnFrame, frame_bytes, model_key
-from kvtape.backends.reference.ffn_handler import Answer, FfnHandler, Refused, Request
+from kvtape.backends.reference.ffn_handler import Answer, FfnHandler, Refused, Request, is_loopback
 from kvtape.backends.reference.session_host import SessionHost
 from kvtape.backends.reference.weights import Weights
 
@@ -59,7 +58,9 @@ class FfnServer(ThreadingHTTPServer):
     ) -> None:
         if weights.dtype != np.float32:
             raise UsageError("frames are float32; open the model in float32 to serve it")
-        address = _loopback(host)
+        if not is_loopback(host):
+            raise UsageError(f"host {host!r} is not loopback; the server has no lock, so it stays on 127.0.0.1 or ::1")
+        address = "127.0.0.1" if host == "localhost" else host
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.silent_s, self._weights, self._key = silent_s, weights, model_key(weights)
         self._local, self._sessions, self._computing = LocalFfn(weights), SessionHost(weights), threading.Lock()
@@ -178,13 +179,3 @@ def _json(request: Request) -> Any:
         return json.loads(request.body)
     except (ValueError, RecursionError):
         raise Refused(HTTPStatus.BAD_REQUEST, "the body is no JSON") from None
-
-
-def _loopback(host: str) -> str:
-    try:
-        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
-    except ValueError:
-        address = None
-    if address is None or not address.is_loopback:
-        raise UsageError(f"host {host!r} is not loopback; the server has no lock, so it stays on 127.0.0.1 or ::1")
-    return str(address)

@@ -15,10 +15,15 @@ __all__ = ["Harness"]
 
 
 class Harness:
-    """An engine with its weights and its router. `router` may be set to another one between any two calls."""
+    """An engine, or the choice of one that is made here, with its weights and its router.
 
-    def __init__(self, choice: EngineChoice, weights: Weights, router: FfnRouter | None = None) -> None:
-        self.engine: KvEngine | RetrievalEngine = make_engine(choice)
+    `router` may be set to another one between any two calls.
+    """
+
+    def __init__(
+        self, engine: EngineChoice | KvEngine | RetrievalEngine, weights: Weights, router: FfnRouter | None = None
+    ) -> None:
+        self.engine: KvEngine | RetrievalEngine = make_engine(engine) if isinstance(engine, EngineChoice) else engine
         self.weights = weights
         self.router: FfnRouter = router or LocalFfn(weights)
 

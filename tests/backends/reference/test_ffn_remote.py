@@ -10,6 +10,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,8 +47,8 @@ def host() -> Iterator[FfnHost]:
 
 
 @contextmanager
-def _served(model: Weights, **options: float) -> Iterator[FfnServer]:
-    with FfnServer(model, **options) as server:  # type: ignore[arg-type]
+def _served(model: Weights, **options: Any) -> Iterator[FfnServer]:
+    with FfnServer(model, **options) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -272,6 +273,10 @@ def test_the_server_takes_only_what_it_can_use(host: FfnHost) -> None:
     assert _posted(host, good.encode(), path="/v2/ffn")[0] == 404
     assert _posted(host, good.encode(), Content_Type="text/plain")[0] == 415
     assert _posted(host, b"", Content_Length="many")[0] == 411
+    assert _posted(host, good.encode(), Host="kvtape.example:8077")[0] == 403
+    assert (
+        _posted(host, good.encode(), Host="[::1]:8077")[0] == _posted(host, good.encode(), Host="localhost")[0] == 200
+    )
     assert _posted(host, b"", Content_Length=str(2**40)) == (413, "at most 524328 bytes a request")
     assert _posted(host, b"KTFF")[0] == 400
     assert _posted(host, good.encode()[:-4])[0] == 400
@@ -297,6 +302,17 @@ def test_connections_are_bounded_and_silent_ones_end(monkeypatch: pytest.MonkeyP
 def test_the_server_stays_on_loopback(host_name: str) -> None:
     with pytest.raises(UsageError, match="is not loopback"):
         FfnServer(weights("llama"), host_name)
+
+
+def test_the_other_loopback() -> None:
+    model, rows = weights("llama"), np.ones((2, 64), np.float32)
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no ::1")
+    with _served(model, host="::1") as server:
+        assert server.url.startswith("http://[::1]:")
+        np.testing.assert_array_equal(RemoteFfn(server.url, model).feed(0, rows), LocalFfn(model).feed(0, rows))
 
 
 def test_a_port_that_is_taken() -> None:

@@ -27,6 +27,7 @@ from kvtape.backends.reference.errors import (
 from kvtape.backends.reference.ffn import LocalFfn
 from kvtape.backends.reference.ffn_remote import RemoteFfn
 from kvtape.backends.reference.ffn_server import SESSION_TYPE, FfnServer
+from kvtape.backends.reference.harness import Harness
 from kvtape.backends.reference.http_calls import Retry
 from kvtape.backends.reference.remote_engine import RemoteEngine
 from kvtape.backends.reference.weights import Weights
@@ -82,6 +83,15 @@ def test_a_remote_session_is_the_local_engine_to_the_bit(spec: str, host: FfnHos
             np.testing.assert_array_equal(got[1], want[1])
     assert local.engine.handle() == StateHandle(local.engine.info.spec, 34, "local", "")
     assert engine.handle() == StateHandle(local.engine.info.spec, 34, "remote", host.url)
+    engine.close()
+
+
+def test_the_harness_takes_a_remote_session(host: FfnHost) -> None:
+    engine, ffn = _remote(host.url)
+    assert (
+        Harness(engine, weights("llama"), ffn).greedy(text(9), 5)
+        == play("standard", weights("llama"), text(9), 5).tokens[:5]
+    )
     engine.close()
 
 

@@ -148,6 +148,18 @@ def test_failed_steps_leave_no_trace(spec: str, n: int, faults: list[list[int]])
     assert disturbed.stage_summary() == undisturbed.stage_summary()
 
 
+def test_a_copy_goes_on_by_itself() -> None:
+    model, local, engine = weights("llama"), LocalFfn(weights("llama")), _engine("tq3")
+    engine.prefill(model, local, text(20))
+    copy, codes = engine.snapshot(), _bytes(engine)
+    want = [engine.decode_step(model, local, token) for token in (7, 8)]
+    other = _engine("tq3")
+    other.restore(copy)
+    assert _bytes(other) == codes
+    np.testing.assert_array_equal([other.decode_step(model, local, token) for token in (7, 8)], want)
+    assert _bytes(other) == _bytes(engine)
+
+
 def test_memory_is_the_byte_formula() -> None:
     model = weights("llama")
     for spec, bits in SPECS.items():

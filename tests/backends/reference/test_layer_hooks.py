@@ -1,0 +1,74 @@
+"""Hooks stand beside the engines: what they see is what engines compute, and no engine knows of them."""
+
+from __future__ import annotations
+
+import ast
+import threading
+
+import numpy as np
+import pytest
+
+from kvtape.backends.reference.blas import Floats
+from kvtape.backends.reference.engine import StateMask
+from kvtape.backends.reference.ffn import LocalFfn
+from kvtape.backends.reference.ffn_remote import RemoteFfn
+from kvtape.backends.reference.ffn_server import FfnServer
+from kvtape.backends.reference.forward import LayerHooks, forward
+from kvtape.backends.reference.standard import StandardEngine
+from support.reference import kv_engine, text, weights
+from support.repository import ROOT
+
+
+def _imported(name: str) -> set[str]:
+    """Modules that a module of the package imports, anywhere in it."""
+    tree = ast.parse((ROOT / "backends" / "reference" / f"{name}.py").read_text(encoding="utf-8"))
+    froms = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    return froms | {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+
+
+def test_nothing_that_an_engine_is_made_of_knows_of_hooks() -> None:
+    """Whatever module of the package has an ENTRY, and all that these import from the package, down to the ground."""
+    folder = ROOT / "backends" / "reference"
+    todo = [path.stem for path in folder.glob("*.py") if "\nENTRY = " in path.read_text(encoding="utf-8")]
+    assert len(todo) >= 8
+    reached: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name not in reached:
+            reached.add(name)
+            prefix = "kvtape.backends.reference."
+            todo += [module.removeprefix(prefix) for module in _imported(name) if module.startswith(prefix)]
+    assert {"dispatch", "session_engine", "steps"} <= reached
+    assert "forward" not in reached
+
+
+@pytest.mark.parametrize("shape", ["llama", "qwen2moe"])
+@pytest.mark.parametrize("place", ["local", "remote"])
+def test_hooks_see_what_an_engine_computes(shape: str, place: str) -> None:
+    """Inputs of the layers, keys and values, to the bit, wherever the feed-forward is computed."""
+    model, tokens = weights(shape), text(20)
+    engine = kv_engine("standard")
+    assert isinstance(engine, StandardEngine)
+    engine.mask = StateMask.FULL
+    hidden = engine.prefill(model, LocalFfn(model), tokens)
+    state = engine.last_state
+    assert state is not None
+    inputs: list[Floats] = []
+    rows: list[tuple[Floats, Floats]] = []
+    hooks = LayerHooks(
+        before=lambda _, x: inputs.append(x),
+        rows=lambda _, new: rows.append((new.keys, new.values)),
+    )
+    with FfnServer(model) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        router = RemoteFfn(server.url, model) if place == "remote" else None
+        last = forward(model, tokens, router=router, hooks=hooks)[-1:]
+        if router:
+            router.close()
+        server.shutdown()
+        thread.join()
+    np.testing.assert_array_equal(last, hidden)
+    np.testing.assert_array_equal(np.stack(inputs), state.h)
+    np.testing.assert_array_equal(np.stack([keys for keys, _ in rows]), state.keys)
+    np.testing.assert_array_equal(np.stack([values for _, values in rows]), state.values)
