@@ -21,7 +21,8 @@ def ffn_server(
 ) -> int:
     """Serve feed-forward layers, and sessions of KV engines, over HTTP.
 
-    Says on stdout where it listens once it does, and runs until interrupted. It asks for no secret, so it listens on loopback addresses alone.
+    Says on stdout where it listens once it does, and runs until interrupted. It asks for no secret, so it listens on
+    loopback addresses alone.
 
     \b
     Example:
