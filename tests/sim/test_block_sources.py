@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -181,3 +183,11 @@ def test_token_ids_become_one_number_for_each_block_behind_the_same_blocks() -> 
     assert blocks.ids([1, 2, 3, 4]) == [1, 3]
     assert blocks.ids([5, 6, 3, 4]) == [4, 5]
     assert blocks.ids([]) == []
+
+
+def test_a_trace_is_read_and_swept_without_a_database() -> None:
+    """Loading one would be a tenth of a second, of the one that a curve of a whole trace takes."""
+    modules = "kvtape.sim.blocks.from_file, kvtape.sim.blocks.sweep, kvtape.cli.curve"
+    code = f"import sys, {modules}; print(sorted({{'duckdb', 'pyarrow'}} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
+    assert done.stdout == "[]\n"

@@ -14,11 +14,11 @@ from typing import Any
 
 from kvtape.planner.rows import RunRow
 from kvtape.traces.importers.events import EventMaker
-from kvtape.traces.importers.log_lines import FORMAT_NAME, is_log_lines, restore_log
+from kvtape.traces.importers.log_lines import is_log_lines, restore_log
 from kvtape.traces.importers.notes import Notes, Warned
 from kvtape.traces.importers.protocol import Asked, Record
 from kvtape.traces.importers.reading import Trace, read_trace
-from kvtape.traces.importers.registry import AUTO
+from kvtape.traces.importers.registry import AUTO, LOG_LINES
 from kvtape.traces.importers.source import Source
 from kvtape.traces.importers.writing import Batch, arrow_rows, write_new_log
 
@@ -96,7 +96,7 @@ def _restored(files: Sequence[str | Path], first: Source | None, log: Path, form
 
     None for any other source; `first`, the opened `files[0]`, is then still open and at its beginning.
     """
-    if first is None or not (format_name == FORMAT_NAME or (format_name == AUTO and is_log_lines(first.head))):
+    if first is None or not (format_name == LOG_LINES or (format_name == AUTO and is_log_lines(first.head))):
         return None
     with first as source:
         if len(files) > 1:
@@ -104,7 +104,7 @@ def _restored(files: Sequence[str | Path], first: Source | None, log: Path, form
                 None, "one of several files", "import each log by itself, then merge them", whole=True
             )
         made = restore_log(source, log)
-    return ImportResult(FORMAT_NAME, made.rows, made.sessions, made.events, 0, 0, made.span_ns, [])
+    return ImportResult(LOG_LINES, made.rows, made.sessions, made.events, 0, 0, made.span_ns, [])
 
 
 def _batches(records: list[tuple[Record, str]], maker: EventMaker) -> Iterator[Batch]:

@@ -27,9 +27,8 @@ from kvtape.traces.schema import FORMAT, SCHEMA_VERSION, TABLES
 from kvtape.traces.seal import check_copy
 from kvtape.traces.sidecar import Head, file_digest, session_key, write_head
 
-__all__ = ["FORMAT_NAME", "Restored", "is_log_lines", "restore_log"]
+__all__ = ["Restored", "is_log_lines", "restore_log"]
 
-FORMAT_NAME = "kvtape-jsonl"
 _REMEDY = "export the log again"
 _ALWAYS = ("kvtape_version", "log_id", "key_id")
 """Meta rows that every log has, beside its format and schema version."""

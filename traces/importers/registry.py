@@ -11,7 +11,6 @@ from kvtape.traces.importers.burstgpt import BURSTGPT
 from kvtape.traces.importers.dynamo import DYNAMO
 from kvtape.traces.importers.kv_events import KV_EVENTS
 from kvtape.traces.importers.llama_server import LLAMA_SERVER
-from kvtape.traces.importers.log_lines import FORMAT_NAME
 from kvtape.traces.importers.mooncake import MOONCAKE
 from kvtape.traces.importers.otel import OTEL
 from kvtape.traces.importers.protocol import Reader
@@ -21,9 +20,11 @@ from kvtape.traces.importers.tracelab import TRACELAB, TRACELAB_REPLAY
 from kvtape.traces.importers.vidur import VIDUR
 from kvtape.traces.importers.weka import WEKA
 
-__all__ = ["AUTO", "READERS", "format_names", "reader_for"]
+__all__ = ["AUTO", "LOG_LINES", "READERS", "format_names", "reader_for"]
 
 AUTO = "auto"
+LOG_LINES = "kvtape-jsonl"
+"""kvtape's own lines are no trace but a log: `log_lines` restores it, and no reader needs a database for that."""
 
 READERS: tuple[Reader, ...] = (
     MOONCAKE,
@@ -46,7 +47,7 @@ READERS: tuple[Reader, ...] = (
 
 def format_names(readers: Sequence[Reader] = READERS) -> list[str]:
     """What `--format` takes beside `auto`: the readers, and kvtape's own lines, which are no trace but a whole log."""
-    return [*(reader.name for reader in readers), FORMAT_NAME]
+    return [*(reader.name for reader in readers), LOG_LINES]
 
 
 def reader_for(name: str, source: Source, readers: Sequence[Reader] = READERS) -> Reader:

@@ -7,9 +7,8 @@ import re
 import pytest
 
 from kvtape.traces.exporters.exporting import format_names
-from kvtape.traces.importers.log_lines import FORMAT_NAME
 from kvtape.traces.importers.protocol import Reader
-from kvtape.traces.importers.registry import READERS
+from kvtape.traces.importers.registry import LOG_LINES, READERS
 from support.repository import ROOT
 
 PAGE = (ROOT / "docs" / "importing.md").read_text(encoding="utf-8")
@@ -32,7 +31,7 @@ def test_the_page_says_what_the_reader_says(reader: Reader) -> None:
 
 
 def test_the_page_has_no_other_format() -> None:
-    assert set(rows(IMPORTS)) == {r.name for r in READERS} | {FORMAT_NAME}
+    assert set(rows(IMPORTS)) == {r.name for r in READERS} | {LOG_LINES}
     assert set(rows(EXPORTS)) == set(format_names())
 
 
