@@ -47,13 +47,15 @@ __all__ = ["ENTRY", "ApolloEngine"]
 
 
 class ApolloEngine:
-    """`retrieved`: what the last call put in; None before a question."""
+    """`store`: what was ingested; `retrieved`: what the last call put in, None before a question. `coef` may be changed
+    between any two calls.
+    """
 
     def __init__(self, info: EngineInfo, layer: int = 30, coef: float = 10.0, top_k: int = 8) -> None:
         self.info = info
         self.retrieved: Retrieved | None = None
-        self._layer, self._coef, self._top_k = layer, coef, top_k
-        self._store = ApolloStore()
+        self._layer, self.coef, self._top_k = layer, coef, top_k
+        self.store = ApolloStore()
         self._weights: Weights | None = None
         self._rows: KvRows | None = None
         self._said: list[int] = []
@@ -65,7 +67,7 @@ class ApolloEngine:
         ids = self._checked(weights, tokens)
         parts = [ids[i : i + WINDOW_TOKENS] for i in range(0, len(ids), WINDOW_TOKENS)]
         windows = [StoredWindow(part, self._boundary(weights, ffn, part), entries_of(part)) for part in parts]
-        self._store.add(windows)
+        self.store.add(windows)
         self._weights = weights
         self._counts["windows_ingested"] += len(windows)
         self._counts["rows_computed"] += len(ids)
@@ -73,10 +75,10 @@ class ApolloEngine:
     def query(self, weights: Weights, ffn: FfnRouter, tokens: Sequence[int]) -> Floats:
         ids = self._checked(weights, tokens)
         said = ids.tolist()
-        found = self._store.retrieve(self._store.route(said), said, self._top_k)
+        found = self.store.retrieve(self.store.route(said), said, self._top_k)
         if not len(found.tokens):
             raise RetrievalMiss("nothing in the window follows a token of the question but its own tokens")
-        window, rows = self._store.windows[found.window], KvRows(weights)
+        window, rows = self.store.windows[found.window], KvRows(weights)
         start = len(window.tokens)
         hidden = self._through(weights, ffn, ids, start, rows, found, window.boundary[None])
         self._rows, self._said, self._next = rows, said, start + len(ids)
@@ -89,7 +91,7 @@ class ApolloEngine:
         if self._rows is None or self.retrieved is None:
             raise EmptyPrompt("decode_step before any question; query first")
         said = [*self._said, int(token)]
-        found = self._store.retrieve(self.retrieved.window, said, self._top_k)
+        found = self.store.retrieve(self.retrieved.window, said, self._top_k)
         try:
             hidden = self._through(weights, ffn, ids, self._next, self._rows, found)
         except BaseException:
@@ -100,7 +102,7 @@ class ApolloEngine:
         return hidden
 
     def memory(self) -> Memory:
-        store, rows = self._store, self._rows
+        store, rows = self.store, self._rows
         kv = (rows.occupied_bytes, rows.allocated_bytes) if rows else (0, 0)
         held = rows.layers[-1].n_rows if rows else 0
         stored = {"tokens": store.token_bytes, "boundary": store.boundary_bytes, "entries": store.entry_bytes}
@@ -154,7 +156,7 @@ class ApolloEngine:
         rows = weights.head.matrix.rows(found.tokens)
         norms = np.linalg.norm(rows, axis=1, keepdims=True)
         units = rows / np.where(norms == 0, 1, norms)
-        return np.asarray(self._coef * (found.shares[:, None] * units).sum(axis=0), weights.dtype)
+        return np.asarray(self.coef * (found.shares[:, None] * units).sum(axis=0), weights.dtype)
 
     def _told(self, found: Retrieved, n_rows: int) -> None:
         self.retrieved = found

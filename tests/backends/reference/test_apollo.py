@@ -125,7 +125,7 @@ def test_the_delta_stands_in_the_last_row_at_its_layer() -> None:
         at = np.arange(start, start + len(new))
         start += len(new)
         x, kept[0] = _layer(model, 0, embed(model, new), at, kept[0])
-        found = engine._store.retrieve(0, said, 4)
+        found = engine.store.retrieve(0, said, 4)
         head = model.head.matrix.rows(found.tokens)
         x[-1] += 3.5 * (found.shares[:, None] * head / np.linalg.norm(head, axis=1)[:, None]).sum(0)
         if step == 0:
