@@ -185,6 +185,17 @@ def over_texts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def discordant(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Where the prediction is plainly wrong: a pair loses less mass by 0.01 or more, and its KL is a tenth higher."""
+    found = []
+    for a in sorted(rows, key=lambda r: float(r["lost"])):
+        worse = [b for b in rows if a["lost"] + 0.01 <= b["lost"] and a["kl"] > 1.1 * b["kl"]]
+        if worse:
+            names = ", ".join(f"{b['asked']} {b['budget']} ({b['lost']:.3f}, {b['kl']:.3f})" for b in worse)
+            found.append(f"{a['asked']} {a['budget']} ({a['lost']:.3f}, {a['kl']:.3f}) before {names}")
+    return found
+
+
 def markdown(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The pairs, the one that loses least mass first."""
     lines = [
@@ -225,8 +236,11 @@ def main() -> int:
     print("\n".join(markdown(means)))
     for text in dict.fromkeys(r["text"] for r in rows):
         print(json.dumps({"text": text} | correlations([r for r in rows if r["text"] == text])))
+    for budget in sorted({r["budget"] for r in means}):
+        print(json.dumps({"budget": budget} | correlations([r for r in means if r["budget"] == budget])))
     total = correlations(means)
     print(json.dumps({"text": "means over texts"} | total))
+    print("\n".join(["plainly wrong (mass lost, KL):", *discordant(means)]))
     return 0 if total["spearman_kl"] >= 0.5 else 1
 
 
