@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.asked import CONTEXT_PADDING
+from kvtape.backends.books import Books
 from kvtape.backends.errors import (
     ContextOverflow,
     EngineFault,
@@ -17,7 +18,6 @@ from kvtape.backends.errors import (
     UnsupportedOperation,
 )
 from kvtape.backends.llama.attention import AttentionTap, TapError
-from kvtape.backends.llama.books import Books
 from kvtape.backends.llama.context import NativeContext
 from kvtape.backends.llama.decoder import Decoder
 from kvtape.backends.llama.gates import NO_SCORES, gates_of, memory_facts, no_scores_reason

@@ -7,14 +7,14 @@ here is then executed once when the session opens (`proof`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Literal
 
-from kvtape.backends.errors import UsageError
+from kvtape.backends.gates import Gates
 from kvtape.backends.llama.native import NativeModel
 from kvtape.planner.capabilities import Capabilities
 
-__all__ = ["NO_SCORES", "Gates", "MemoryFacts", "MemoryKind", "gates_of", "memory_facts", "no_scores_reason"]
+__all__ = ["NO_SCORES", "MemoryFacts", "MemoryKind", "gates_of", "memory_facts", "no_scores_reason"]
 
 MemoryKind = Literal["plain", "windowed", "hybrid", "recurrent"]
 
@@ -35,25 +35,6 @@ class MemoryFacts:
     multi_rope: bool
     rope_factor: str | None
     latent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Gates:
-    """The capability struct and the reason of every flag that is false."""
-
-    capabilities: Capabilities
-    reasons: dict[str, str]
-
-    def without(self, flag: str, reason: str) -> Gates:
-        """With one more flag down."""
-        return Gates(replace(self.capabilities, **{flag: False}), {**self.reasons, flag: reason})
-
-    def refusal(self, flag: str) -> str | None:
-        """The reason of a false flag, None of a true one. Raises UsageError for a name that is no flag."""
-        if flag not in {f.name for f in fields(Capabilities)}:
-            known = ", ".join(f.name for f in fields(Capabilities))
-            raise UsageError(f"{flag!r} is no capability; known: {known}")
-        return self.reasons.get(flag)
 
 
 def memory_facts(model: NativeModel) -> MemoryFacts:

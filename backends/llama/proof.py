@@ -12,12 +12,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kvtape.backends.books import Books
 from kvtape.backends.errors import EngineFault, FatalClass, StateRejected
+from kvtape.backends.gates import Gates
 from kvtape.backends.llama.blob import Cache
-from kvtape.backends.llama.books import Books
 from kvtape.backends.llama.context import LIVE, SCRATCH
 from kvtape.backends.llama.decoder import Decoder
-from kvtape.backends.llama.gates import Gates, MemoryFacts
+from kvtape.backends.llama.gates import MemoryFacts
 from kvtape.backends.llama.mass import AttentionRecord
 from kvtape.backends.llama.memory import LiveMemory, MemoryFault
 

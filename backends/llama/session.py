@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from kvtape.backends.books import Books
 from kvtape.backends.errors import (
     ContextOverflow,
     FatalClass,
@@ -15,13 +16,12 @@ from kvtape.backends.errors import (
     UnsupportedOperation,
 )
 from kvtape.backends.llama.attention import CellSums
-from kvtape.backends.llama.books import Books
 from kvtape.backends.llama.context import LIVE, SCRATCH
 from kvtape.backends.llama.core import SessionCore
 from kvtape.backends.llama.mass import mass_of
 from kvtape.backends.llama.states import SavedBlock, SavedState
-from kvtape.backends.llama.tokens import check_token, check_tokens
 from kvtape.backends.protocol import AttentionMass, Choose, Computed, DecodeRun, KvRows, Logits, Witness
+from kvtape.backends.token_ids import check_token, check_tokens
 from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet
 

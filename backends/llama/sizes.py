@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from kvtape.backends.asked import CONTEXT_PADDING
+from kvtape.backends.books import Books
 from kvtape.backends.fit import Need
-from kvtape.backends.llama.books import Books
 from kvtape.backends.llama.context import ContextParams
 from kvtape.capacity.allocation import CacheSettings
 from kvtape.capacity.engines import Sizing

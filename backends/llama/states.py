@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from kvtape.backends.books import Books
 from kvtape.backends.envelope import unwrap, wrap
 from kvtape.backends.errors import InputRejected, StateRejected
-from kvtape.backends.llama.books import Books
 from kvtape.backends.protocol import SessionConfig
 
 __all__ = ["SavedBlock", "SavedState", "StateCodec"]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvtape.backends.llama.tokens import check_tokens
 from kvtape.backends.reference.errors import EmptyPrompt
+from kvtape.backends.token_ids import check_tokens
 
 __all__ = ["Ids", "checked_tokens"]
 
