@@ -12,6 +12,7 @@ of a cold row.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from kvtape.backends.reference.catalogue import EngineEntry
@@ -25,14 +26,18 @@ __all__ = ["ENTRY", "KL_BOUND"]
 KL_BOUND: Final = 1e-2
 """Mean KL from `standard` over the steps behind a prompt, in nats, with the default codecs."""
 
+_CODECS: Final = Option(str, "bf16x2+q8_0")
+
 
 def _make(info: EngineInfo, options: Mapping[str, OptionValue]) -> ResidualEngine:
-    return ResidualEngine(info, int(options["window"] or 0), parse_codec_policy(str(options["codecs"])))
+    codecs = str(options["codecs"])
+    info = replace(info, bound=KL_BOUND if codecs == _CODECS.default else None)
+    return ResidualEngine(info, int(options["window"] or 0), parse_codec_policy(codecs))
 
 
 ENTRY = EngineEntry(
     name="boundary-per-layer",
-    options={"window": Option(int, 512, (1, None)), "codecs": Option(str, "bf16x2+q8_0")},
+    options={"window": Option(int, 512, (1, None)), "codecs": _CODECS},
     contract=Contract.BOUNDED_KL,
     make=_make,
     about="markov-rs with a codec of each layer's own for cold rows",

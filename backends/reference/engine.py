@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 
 from kvtape.backends.reference.blas import Floats
 from kvtape.backends.reference.ffn import FfnRouter
@@ -34,6 +34,20 @@ class Contract(StrEnum):
     CODEC_BOUNDED = "codec bounded"
     TASK = "task"
 
+    @property
+    def promise(self) -> str:
+        """The same for people who choose an engine."""
+        return _PROMISES[self]
+
+
+_PROMISES: Final = {
+    Contract.EXACT: "logits are those of standard to the bit, at every step",
+    Contract.EXACT_IN_WINDOW: "logits are those of standard to the bit while the context is within the window",
+    Contract.BOUNDED_KL: "the mean KL from standard over the steps behind a prompt stays below a stated bound",
+    Contract.CODEC_BOUNDED: "rows are read back with at least a stated mean cosine; how far logits move is measured",
+    Contract.TASK: "judged by its answers; logits may be any distance from those of standard",
+}
+
 
 class StateMask(StrEnum):
     """How much of a step an engine keeps for whoever asks: everything, the layers' input rows alone, nothing."""
@@ -45,7 +59,11 @@ class StateMask(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """`spec`: canonical text, from which the same engine is made again. `quadratic`: a step costs the whole context."""
+    """`spec`: canonical text, from which the same engine is made again. `quadratic`: a step costs the whole context.
+
+    `bound`: under BOUNDED_KL the largest mean KL, in nats, under CODEC_BOUNDED the smallest mean cosine; None where the
+    options have no stated one.
+    """
 
     name: str
     spec: str
@@ -53,6 +71,7 @@ class EngineInfo:
     quadratic: bool = False
     experimental: bool = False
     bench_only: bool = False
+    bound: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

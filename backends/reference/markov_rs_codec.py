@@ -10,6 +10,7 @@ A row is encoded once, when it leaves the window. Memory: 2 n_embd bytes a cold 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from kvtape.backends.reference.catalogue import EngineEntry
@@ -20,12 +21,12 @@ from kvtape.planner.grammar import Option, OptionValue
 
 __all__ = ["ENTRY", "KL_BOUND"]
 
-KL_BOUND: Final = 1e-3
+KL_BOUND: Final = 1e-4
 """Mean KL from `standard` over the steps behind a prompt, in nats."""
 
 
 def _make(info: EngineInfo, options: Mapping[str, OptionValue]) -> ResidualEngine:
-    return ResidualEngine(info, int(options["window"] or 0), parse_codec_policy("bf16"))
+    return ResidualEngine(replace(info, bound=KL_BOUND), int(options["window"] or 0), parse_codec_policy("bf16"))
 
 
 ENTRY = EngineEntry(

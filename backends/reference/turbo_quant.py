@@ -13,6 +13,7 @@ for the attention of one layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -176,7 +177,8 @@ def _store(kv_dim: int, bits: int) -> CodeStore:
 
 
 def _make(info: EngineInfo, options: Mapping[str, OptionValue]) -> TurboQuantEngine:
-    return TurboQuantEngine(info, int(options["bits"] or 0))
+    bits = int(options["bits"] or 0)
+    return TurboQuantEngine(replace(info, bound=FLOORS[bits]), bits)
 
 
 ENTRY = EngineEntry(
