@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any, Final, NoReturn
 
 from kvtape.backends.errors import EnvironmentProblem
@@ -29,6 +29,10 @@ __all__ = ["Cluster", "main", "run_remote"]
 _ATTEMPTS: Final = 3
 _IN_FLIGHT: Final = 256
 """Tasks that the cluster has at once, where nobody says how many: more than it has CPUs, few enough to look through."""
+_SHORT: Final = 24
+"""Sockets of a cluster of one's own are files, and their paths have to be short. Elsewhere Ray has a place of its own,
+in which logs and sockets of every cluster stay for ever.
+"""
 _LOOK_S: Final = 5.0
 """How often a silent cluster is looked at."""
 _PATIENCE_S: Final = 60.0
@@ -64,10 +68,10 @@ class Cluster:
         given: dict[str, Any] = {}
         self._folder: TemporaryDirectory[str] | None = None
         if address == "local":
-            # Ray would leave its logs and sockets in /tmp/ray for ever; paths of sockets have to be short.
-            self._folder = TemporaryDirectory(prefix="kvtape-ray-", dir="/tmp", ignore_cleanup_errors=True)
             given = {"include_dashboard": False, "object_store_memory": _STORE_BYTES + 2 * len(work)}
-            given |= {"_temp_dir": self._folder.name}
+            if len(gettempdir()) <= _SHORT:
+                self._folder = TemporaryDirectory(prefix="kvtape-ray-", ignore_cleanup_errors=True)
+                given |= {"_temp_dir": self._folder.name}
             given |= {} if workers is None else {"num_cpus": workers}
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **given)

@@ -54,8 +54,10 @@ def head(environment: None) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         try:
             yield f"127.0.0.1:{port}", started
         finally:
-            started.terminate()
-            started.wait(30)
+            # Asked to end, it would wait half a minute for the cluster that a test has killed.
+            for pid in [*descendants(started.pid), started.pid]:
+                os.kill(pid, signal.SIGKILL)
+            started.wait()
 
 
 @pytest.fixture
