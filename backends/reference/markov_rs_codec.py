@@ -2,7 +2,7 @@
 
 Contract: bounded KL. Bit-identical to `standard` while everything is within the window, and through the whole prefill,
 whatever its length; after that old rows are what bf16 left of them (8 bits of mantissa, 2^-8 of a component at most).
-On SmolLM2 a step's mean KL from `standard` stays below KL_BOUND: `docs/reference.md` has the measurement.
+On SmolLM2 a step's mean KL from `standard` stays below KL_BOUND: `docs/engines.md` has the measurement.
 
 A row is encoded once, when it leaves the window. Memory: 2 n_embd bytes a cold row and layer, half of `markov-rs`.
 """
