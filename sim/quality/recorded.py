@@ -147,10 +147,11 @@ def _positions(layout: Layout) -> Ints:
 
 
 def _among(rows: Ints, seen: Seen) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which of the tape positions these queries had before them, their own included."""
+    """Which of the tape positions these queries had before them, their own included; later ones nobody missed."""
     ranges = np.concatenate((seen.ranges, [[seen.start, seen.stop]]))
     index = np.searchsorted(ranges[:, 0], rows, side="right") - 1
-    return np.asarray((index >= 0) & (rows < ranges[np.maximum(index, 0), 1]), dtype=np.bool_)
+    there = (index >= 0) & (rows < ranges[np.maximum(index, 0), 1])
+    return np.asarray(there | (rows >= seen.stop), dtype=np.bool_)
 
 
 def _spread(piece: Piece, rows: Ints) -> Floats:
