@@ -75,7 +75,7 @@ def _specs(window: int, n_layer: int) -> dict[str, float]:
     """Engines and the mean KL that they state, 0 for exact ones. Of the demo model the lower layers bear q8_0 best."""
     per_layer = f"boundary-per-layer:window={window}"
     return {
-        "boundary-kv": 0.0,
+        "boundary-kv:chunk=64": 0.0,
         f"markov-rs:window={window}": 0.0,
         f"markov-rs-codec:window={window}": markov_rs_codec.KL_BOUND,
         per_layer: boundary_per_layer.KL_BOUND,
@@ -87,7 +87,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path, default=None)
     parser.add_argument("--stretches", type=int, default=4)
-    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=192)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--window", type=int, default=32)
     parser.add_argument("--layers", action="store_true")
