@@ -16,6 +16,7 @@ from kvtape.cli.simulation import (
     LinkLatency,
     Memory,
     Pace,
+    SlotDies,
     TrainedContext,
     machine,
     workload,
@@ -57,14 +58,7 @@ def simulate(
     pace: Pace = 1.0,
     affinity: Affinity = True,
     n_ctx_train: TrainedContext = None,
-    slot_dies: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--slot-dies",
-            metavar="AT_S[:SLOT]",
-            help="So many seconds in, a slot fails for good; default: the lowest. Repeatable.",
-        ),
-    ] = None,
+    slot_dies: SlotDies = None,
     out: Annotated[
         Path | None, typer.Option("--log", metavar="OUT", help="Write the simulated events to a new log.")
     ] = None,
@@ -90,10 +84,9 @@ def simulate(
       kvtape simulate demo-out/demo.duckdb --costs costs.json \\
         --policy stream:sink=4,recent=252 --n-ctx 512 --log simulated.duckdb
     """
-    from kvtape.cli.output import emit
+    from kvtape.cli.output import emit, report_digest
     from kvtape.cli.progress import progress
     from kvtape.sim.costs.model import read_costs
-    from kvtape.sim.world.failures import parse_slot_failure
     from kvtape.sim.world.running import simulate as run
 
     drawn = _sample(out, sample_sessions, sample, sample_seed)
@@ -109,7 +102,7 @@ def simulate(
         arrivals=arrivals,
         pace=pace,
         affinity=affinity,
-        slot_failures=tuple(parse_slot_failure(text) for text in slot_dies or ()),
+        slot_dies=slot_dies,
     )
     table = read_costs(costs)
     scripts, source, trained = workload(log, n_ctx_train)
@@ -119,8 +112,10 @@ def simulate(
             digest = None
         else:
             found, digest = _recorded(out, scripts, settings, table, trained, source, drawn)
-    body = _body(found, settings, table, source) | {"log": None if out is None else str(out), "run_digest": digest}
-    emit("simulate", body, _sections(found), as_json=as_json)
+    body = _body(found, settings, table, source) | {"run_digest": digest}
+    # What came of it is the same wherever it is written to.
+    where = {"log": None if out is None else str(out)}
+    emit("simulate", body | where, _sections(found), as_json=as_json, digest=report_digest(body))
     return 0
 
 
@@ -153,6 +148,7 @@ def _recorded(
     from kvtape.cli.recording import new_log, recording, run_row
     from kvtape.sim.world.running import check_world
     from kvtape.sim.world.running import simulate as run
+    from kvtape.traces.database import wal_path
     from kvtape.traces.sidecar import head_path
 
     check_world(scripts, settings, costs, n_ctx_train=trained)
@@ -167,14 +163,16 @@ def _recorded(
         "sample": None if sample is None else asdict(sample),
     }
     row = run_row("simulation", config, {"modelled": "1"}, 0)
+    mine = False
     try:
         with recording(place, row, VirtualTimeline()) as recorder:
+            mine = True
             found = run(
                 scripts, settings, costs, run_id=row.run_id, sinks=[recorder], sample=sample, n_ctx_train=trained
             )
     except BaseException:
-        # Half a recording is a record of what happened; half a simulation is nothing.
-        for left in (place, head_path(place)):
+        # Half a recording is a record of what happened; half a simulation is nothing. Another's log stays.
+        for left in (place, head_path(place), wal_path(place)) if mine else ():
             left.unlink(missing_ok=True)
         raise
     with opened(place) as tape:

@@ -26,6 +26,7 @@ __all__ = [
     "RayAddress",
     "Seed",
     "Seeds",
+    "SlotDies",
     "TrainedContext",
     "Workers",
     "draws_of",
@@ -64,6 +65,14 @@ TrainedContext = Annotated[
         metavar="N",
         min=2,
         help="The model's trained context; default: the model's, where it is found.",
+    ),
+]
+SlotDies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--slot-dies",
+        metavar="AT_S[:SLOT]",
+        help="So many seconds in, a slot fails for good; default: the lowest. Repeatable.",
     ),
 ]
 Seeds = Annotated[
@@ -123,9 +132,11 @@ def machine(
     arrivals: str,
     pace: float,
     affinity: bool,
+    slot_dies: Sequence[str] | None,
     **varied: Any,
 ) -> Settings:
     """The settings that the shared options give, and `varied` fields as they are. Raises SimulationError."""
+    from kvtape.sim.world.failures import parse_slot_failure
     from kvtape.sim.world.settings import Settings
 
     return Settings(
@@ -136,6 +147,7 @@ def machine(
         arrivals=arrivals,  # type: ignore[arg-type]
         pace=pace,
         affinity=affinity,
+        slot_failures=tuple(parse_slot_failure(text) for text in slot_dies or ()),
     )
 
 

@@ -18,6 +18,7 @@ from kvtape.cli.simulation import (
     RayAddress,
     Seed,
     Seeds,
+    SlotDies,
     TrainedContext,
     Workers,
     executor_of,
@@ -74,6 +75,7 @@ def tune(
     pace: Pace = 1.0,
     affinity: Affinity = True,
     n_ctx_train: TrainedContext = None,
+    slot_dies: SlotDies = None,
     seeds: Seeds = None,
     seed: Seed = None,
     workers: Workers = None,
@@ -109,6 +111,7 @@ def tune(
         arrivals=arrivals,
         pace=pace,
         affinity=affinity,
+        slot_dies=slot_dies,
     )
     draws = Draws(seeds or 1, seed or 0)
     executor = executor_of(workers, ray)
@@ -125,7 +128,7 @@ def tune(
         executor.open(run_task, Workload(scripts, table, trained, draws.seed)) as run,
     ):
         found = search(run, space, wish, trials=trials, seed=draws.seed, draws=draws, progress=shown.update)
-    flags = _flags(memory, link, link_latency, arrivals, pace, n_ctx_train, affinity=affinity)
+    flags = _flags(memory, link, link_latency, arrivals, pace, n_ctx_train, slot_dies or (), affinity=affinity)
     simulate = ["kvtape", "simulate", str(log), "--costs", str(costs), *flags]
     body = tune_body(found, wish, space, simulate, table, source, draws)
     body["assumed"] += without_choice(scripts, base.arrivals, draws)
@@ -177,14 +180,16 @@ def _flags(
     arrivals: str,
     pace: float,
     n_ctx_train: int | None,
+    slot_dies: Sequence[str],
     *,
     affinity: bool,
 ) -> list[str]:
     """The machine as `kvtape simulate` takes it."""
     said = [] if memory is None else ["--memory", memory]
     said += [] if link is None else ["--link", link]
-    said += [] if not link_latency else ["--link-latency", f"{link_latency:g}"]
+    said += [] if not link_latency else ["--link-latency", repr(link_latency)]
     said += ["--arrivals", arrivals]
     said += [] if pace == 1 else ["--pace", repr(pace)]
     said += [] if affinity else ["--no-affinity"]
+    said += [word for text in slot_dies for word in ("--slot-dies", text)]
     return said + ([] if n_ctx_train is None else ["--n-ctx-train", str(n_ctx_train)])

@@ -19,6 +19,7 @@ from kvtape.cli.simulation import (
     RayAddress,
     Seed,
     Seeds,
+    SlotDies,
     TrainedContext,
     Workers,
     draws_of,
@@ -70,6 +71,7 @@ def whatif(
     pace: Pace = 1.0,
     affinity: Affinity = True,
     n_ctx_train: TrainedContext = None,
+    slot_dies: SlotDies = None,
     seeds: Seeds = None,
     seed: Seed = None,
     workers: Workers = None,
@@ -108,6 +110,7 @@ def whatif(
         arrivals=arrivals,
         pace=pace,
         affinity=affinity,
+        slot_dies=slot_dies,
     )
     axes = given.axes if grid is not None else {name: values or [] for name, values in flags.items()}
     points = points_of(axes, base)

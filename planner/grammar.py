@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import NamedTuple
 
-__all__ = ["REQUIRED", "Option", "OptionValue", "Spec", "SpecError", "choose_name", "parse_options", "parse_spec"]
+__all__ = [
+    "INT_MAX",
+    "REQUIRED",
+    "Option",
+    "OptionValue",
+    "Spec",
+    "SpecError",
+    "choose_name",
+    "parse_options",
+    "parse_spec",
+]
 
 INT_MAX = 2**31 - 1
 """Largest number an option takes: engines count positions in 32 bits."""

@@ -18,8 +18,8 @@ from kvtape.sim.whatif.rows import FIGURES
 __all__ = ["ALL_SERVED", "Condition", "Goal", "parse_condition", "parse_goal", "violation"]
 
 _WRITTEN: Final = re.compile(r"\s*(?P<name>\w+)\s*(?P<sign><=|>=)\s*(?P<bound>\S+(?: \S+)?)\s*")
-_TIME: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>ns|us|ms|s)")
-_NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+_TIME: Final = re.compile(r"(?P<number>[0-9]{1,19}(?:\.[0-9]{1,19})?)\s*(?P<unit>ns|us|ms|s)")
+_NUMBER: Final = re.compile(r"-?[0-9]{1,19}(?:\.[0-9]{1,19})?")
 _UNIT_NS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 
 

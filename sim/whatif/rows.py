@@ -43,6 +43,8 @@ FIGURES: Final = (
     "evicted_tokens",
     "admitted_tokens",
     "displaced",
+    "lost_turns",
+    "lost_caches",
     "not_repeated",
     *MASS_FIGURES,
     "opt_prefilled_tokens",

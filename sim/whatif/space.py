@@ -14,7 +14,7 @@ from itertools import product
 from math import prod
 from typing import Any, Final
 
-from kvtape.planner.grammar import Spec, parse_spec
+from kvtape.planner.grammar import INT_MAX, Spec, parse_spec
 from kvtape.planner.specs import parse_policy
 from kvtape.sim.errors import SimulationError
 from kvtape.sim.quality.answerable import assumed_of_scores
@@ -54,8 +54,8 @@ _ANY: Final = 2**30
 
 def budgets_between(low: int, high: int) -> list[int]:
     """Both ends and up to 30 budgets between them, each larger by about the same factor, on whole blocks of 32."""
-    if not 2 <= low <= high:
-        raise SimulationError(f"budgets {low}:{high}: write LOW:HIGH with 2 <= LOW <= HIGH")
+    if not 2 <= low <= high <= INT_MAX:
+        raise SimulationError(f"budgets {low}:{high}: write LOW:HIGH with 2 <= LOW <= HIGH <= {INT_MAX}")
     ratio = (high / low) ** (1 / (_MOST_BUDGETS - 1))
     between = {round(low * ratio**i / 32) * 32 for i in range(1, _MOST_BUDGETS - 1)}
     return sorted({low, high, *(b for b in between if low < b < high)})

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from typing import Final
 
 from kvtape.sim.errors import SimulationError
+from kvtape.sim.world.timeline import END_OF_TIME_NS
 
 __all__ = ["SlotFailure", "failure_times", "parse_slot_failure"]
+
+_SLOT: Final = re.compile("[0-9]{1,10}")
+_LATEST_S: Final = END_OF_TIME_NS // 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +32,10 @@ def parse_slot_failure(text: str) -> SlotFailure:
         seconds = Decimal(at)
     except InvalidOperation:
         seconds = Decimal(-1)
-    if not seconds.is_finite() or seconds < 0 or (colon and not (slot.isascii() and slot.isdigit())):
+    if not seconds.is_finite() or seconds < 0 or (colon and not _SLOT.fullmatch(slot)):
         raise SimulationError(f"slot failure {text!r}: give seconds from the start, and the slot: 12.5 or 12.5:3")
+    if seconds > _LATEST_S:
+        raise SimulationError(f"slot failure {text!r}: no simulated time is later than 292 years; leave it out")
     return SlotFailure(round(seconds * 10**9), int(slot) if colon else None)
 
 

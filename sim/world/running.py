@@ -112,7 +112,7 @@ class _World:
         self.env = simpy.Environment(initial_time=0)
         s = self.settings
         n_slots = _n_slots(s, self.n_tenants)
-        self.server = Server(self.env, n_slots, s.memory_bytes, failure_times(s.slot_failures, n_slots))
+        self.server = Server(self.env, n_slots, self.n_tenants, s.memory_bytes, failure_times(s.slot_failures, n_slots))
         rate = s.link_bytes_per_s
         self.link = None if rate is None else Link(self.env, rate, s.link_latency_ns)
         self.counter = Counter()

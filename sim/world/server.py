@@ -37,16 +37,23 @@ class _Held:
 class Server:
     """`n_slots` slots and KV memory. First come, first served; who still holds its slot does not wait.
 
-    `memory_bytes` None: enough. `failures`: at which time, in ns, which slot fails, for good.
+    `n_tenants` that there are, each in one slot at most. `memory_bytes` None: enough. `failures`: at which time, in
+    ns, which slot fails, for good.
     """
 
     def __init__(
-        self, env: simpy.Environment, n_slots: int, memory_bytes: int | None, failures: Mapping[int, int] | None = None
+        self,
+        env: simpy.Environment,
+        n_slots: int,
+        n_tenants: int,
+        memory_bytes: int | None,
+        failures: Mapping[int, int] | None = None,
     ) -> None:
         self._env = env
         self._memory = memory_bytes
-        self._free = list(range(n_slots))
         self._failures = dict(failures or {})
+        # The lowest that is free is taken: no higher one ever is, however many the machine has.
+        self._free = list(range(min(n_slots, n_tenants + len(self._failures))))
         self._dead: set[int] = set()
         self._n_slots = n_slots
         self._held: dict[str, _Held] = {}

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+from kvtape.planner.grammar import INT_MAX
 from kvtape.sim.errors import SimulationError
 from kvtape.sim.world.failures import SlotFailure
 from kvtape.sim.world.timeline import END_OF_TIME_NS
@@ -42,6 +43,10 @@ class Settings:
     slot_failures: tuple[SlotFailure, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("n_ctx", "block", "cold_tokens", "slots"):
+            given = getattr(self, name)
+            if given is not None and given > INT_MAX:
+                raise SimulationError(f"{name}={given}: give at most {INT_MAX}")
         if self.slots is not None and self.slots < 1:
             raise SimulationError(f"slots={self.slots}: with no slot alive nothing is served; give at least 1")
         if self.link_bytes_per_s is not None and self.link_bytes_per_s < 1:

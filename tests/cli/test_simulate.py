@@ -76,8 +76,9 @@ def test_a_simulation_run_again_is_the_same_to_the_byte(log: Path, costs: Path, 
     runs = [kvtape("simulate", log, "--costs", costs, "--policy", "none", "--n-ctx", 2048, "--json") for _ in range(2)]
     assert runs[0].out == runs[1].out
     logs = [tmp_path / "1.duckdb", tmp_path / "2.duckdb"]
-    for path in logs:
-        assert kvtape("simulate", log, "--costs", costs, "--log", path).code == 0
+    said = [json.loads(kvtape("simulate", log, "--costs", costs, "--log", path, "--json").out) for path in logs]
+    assert [body.pop("log") for body in said] == [str(path) for path in logs]
+    assert said[0] == said[1]
     assert kvtape("diff", *logs).code == 0
 
 

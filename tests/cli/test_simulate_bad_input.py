@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvtape.cli import recording
 from kvtape.sim.world import running
 from kvtape.traces.reader import open_log
 from support.command import Ran, kvtape
@@ -117,6 +118,12 @@ CANNOT_BE = [
     (["--link-latency", "-1"], "--link-latency"),
     (["--slot-dies", "never"], "slot failure"),
     (["--slot-dies", "1:9"], "slots 0 to 2"),
+    (["--slot-dies", "1:" + "9" * 5000], "slot failure"),
+    (["--slot-dies", "1e400"], "292 years"),
+    (["--slot-dies", "1e999999999"], "292 years"),
+    (["--slots", "99999999999999"], "at most 2147483647"),
+    (["--n-ctx", "9" * 30], "at most 2147483647"),
+    (["--cold-tokens", "9" * 30], "at most 2147483647"),
     (["--sample", "0"], "at least 1"),
     (["--sample-sessions", "2"], "share"),
 ]
@@ -133,6 +140,25 @@ def test_a_machine_that_cannot_be_is_refused(
     assert words in ran.err
     assert len(ran.err.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_of_more_slots_than_anybody_has_costs_nothing(trace: Path, roof: Path) -> None:
+    many = simulated(trace, roof, "--n-ctx", 4096, "--slots", 2**31 - 1, "--slot-dies", "0:2147483646")
+    own = simulated(trace, roof, "--n-ctx", 4096)
+    assert many["figures"] == own["figures"] | {"slots_failed": 1}
+
+
+def test_a_log_that_another_began_meanwhile_is_left_alone(
+    trace: Path, roof: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.duckdb"
+    asked = ["simulate", trace, "--costs", roof, "--policy", "none", "--n-ctx", 4096, "--log", out]
+    assert kvtape(*asked).code == 0
+    files = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(recording, "require_new", lambda log: None)
+    ran = kvtape(*asked)
+    assert (ran.code, "already there" in ran.err) == (2, True), ran.err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
 def change(costs: Path, to: Path, how: Callable[[dict[str, Any]], None]) -> Path:

@@ -97,6 +97,9 @@ def test_where_nothing_is_feasible_the_code_is_1_and_the_nearest_is_shown(asked:
         (["--minimize", "ttft_p95", "--maximize", "served"], "give one of them"),
         (["--budget", "512:128"], "LOW <= HIGH"),
         (["--budget", "many"], "a number of tokens, or LOW:HIGH"),
+        (["--budget", "2:" + "9" * 400], "LOW <= HIGH"),
+        (["--slots", "99999999999999"], "at most 2147483647"),
+        (["--where", "evicted<=0." + "0" * 400 + "1"], "is no number"),
         (["--policy", "opt"], "knows the future"),
         (["--policy", "lru"], "unknown policy"),
         (["--ray", "nowhere"], "choose local, auto, HOST:PORT"),
@@ -118,6 +121,24 @@ def test_a_report_is_the_same_to_the_byte_whatever_made_it(asked: list[object], 
     assert one.code == 0, one.err
     other = kvtape_process([*args, "--workers", 2], PYTHONHASHSEED="1")
     assert (other.out, other.err) == (one.out, "")
+
+
+def test_points_on_slots_that_die(asked: list[object]) -> None:
+    one = ["--policy", "stream", "--budget", 256, "--slots", 2, "--json"]
+    rows = json.loads(kvtape("whatif", *asked, *one, "--slots", 1, "--slot-dies", "0", "--slot-dies", "0:1").out)[
+        "rows"
+    ]
+    by_slots = {row["slots"]: row for row in rows}
+    assert by_slots[2]["unserved"] == by_slots[2]["turns"] > 0
+    assert "slot 1 cannot fail" in by_slots[1]["error"]
+    said = json.loads(kvtape("tune", *asked, *one, "--trials", 2, "--link-latency", 1.2345678, "--slot-dies", "0").out)
+    assert "(slot 0)" not in said["rules"]["slot_failures"]
+    assert "at 0 s" in said["rules"]["slot_failures"]
+    command = said["commands"]["simulate"]
+    assert "--slot-dies 0" in command
+    assert "--link-latency 1.2345678" in command
+    figures = json.loads(kvtape(*shlex.split(command)[1:], "--json").out)["figures"]
+    assert (figures["slots_failed"], figures["ttft_p95_ns"]) == (1, said["best"]["ttft_p95_ns"])
 
 
 def test_seeds_make_intervals_and_are_in_the_report(asked: list[object], tmp_path: Path) -> None:
