@@ -12,6 +12,7 @@ import typer
 from typer.exceptions import Exit, TyperException
 
 from kvtape.cli import (
+    bench,
     calibrate,
     capacity,
     curve,
@@ -28,6 +29,7 @@ from kvtape.cli import (
     redact,
     repair,
     replay,
+    run_engine,
     show,
     simulate,
     sql,
@@ -35,6 +37,7 @@ from kvtape.cli import (
     verify,
     whatif,
 )
+from kvtape.cli.engine_list import EngineHelp
 from kvtape.cli.errors import describe
 from kvtape.cli.eval import evaluate
 
@@ -60,6 +63,8 @@ app.command()(whatif.whatif)
 app.command()(tune.tune)
 app.command()(curve.curve)
 app.command()(fleet.fleet)
+app.command("run")(run_engine.run_engine)
+app.command(cls=EngineHelp)(bench.bench)
 app.command()(ffn_server.ffn_server)
 app.command()(explain.explain)
 app.command("eval")(evaluate)
