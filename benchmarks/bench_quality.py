@@ -6,7 +6,7 @@ engine, one token at a time beside dense attention, which gives the mean KL and 
 they kept. Rank correlations over all policy-budget pairs that evict, of each text and of the means over texts, with
 bootstrap intervals; and how far a scored policy kept, live, what its simulation keeps.
 
-`python benchmarks/bench_quality.py` takes one text at two budgets, some minutes; `--full` all texts at all budgets, half
+`python benchmarks/bench_quality.py` takes one text at two budgets, some minutes; `--full` all at all budgets, half
 an hour on one core. `--rows rows.jsonl` keeps what was measured, `--from rows.jsonl` only prints the table again.
 Exits 1 when Spearman's correlation with the mean KL is below 0.5.
 """
