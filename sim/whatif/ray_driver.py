@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import pickle
+import secrets
 import signal
 import sys
 import time
@@ -61,6 +62,9 @@ class Cluster:
 
     def __init__(self, address: str, workers: int | None, work: bytes) -> None:
         """Raises EnvironmentProblem when the cluster is not reached, ModuleNotFoundError without Ray."""
+        if address == "local":
+            # Its secret is of this cluster alone; else Ray makes one that stays in the home.
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         import ray
 
         self._ray, self._address = ray, address

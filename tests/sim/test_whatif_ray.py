@@ -23,6 +23,7 @@ from kvtape.sim.whatif.ray_cluster import RayCluster
 from kvtape.sim.whatif.sweep import sweep
 from kvtape.sim.world.reading import read_scripts
 from kvtape.sim.world.settings import Settings
+from support.command import kvtape, kvtape_process
 from support.simulated import MemoryLog, flat_costs, play_two_turns, recorded_toy
 from support.whatif_jobs import die_once, sleep
 
@@ -81,14 +82,32 @@ def free_port() -> int:
         return port
 
 
-def test_on_a_cluster_of_its_own_rows_are_those_of_one_process() -> None:
+def test_on_a_cluster_of_its_own_the_report_is_that_of_one_process_and_the_home_stays_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    log, costs, home = tmp_path / "log.duckdb", tmp_path / "costs.json", tmp_path / "home"
+    home.mkdir()
+    request = '{"timestamp": %d, "input_length": 1024, "output_length": 9, "hash_ids": [1, %d]}\n'
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(request % (at, 2 + at % 3) for at in (0, 100, 700, 800)), encoding="utf-8")
+    roof = "flops=1e12,bytes_per_s=1e11,params=1e9,weight_bytes=1e9,row_bytes=1000"
+    assert kvtape("import", trace, "--format", "mooncake", "--log", log).code == 0
+    assert kvtape("calibrate", "--roofline", roof, "--out", costs).code == 0
+    points = ["--policy", "none", "--policy", "stream", "--budget", 600, "--budget", 2048, "--seeds", 2]
+    asked = ["whatif", log, "--costs", costs, *points, "--json"]
+    one = kvtape(*asked)
+    assert one.code == 0, one.err
+    assert kvtape_process([*asked, "--ray", "local", "--workers", 1], HOME=str(home)) == one
+    assert list(home.iterdir()) == []
+
+
+def test_rows_of_a_cluster_are_those_of_one_process(cluster: RayCluster) -> None:
     scripts = read_scripts(MemoryLog([recorded_toy(play_two_turns, session_id=name) for name in ("a", "b")]))
     costs = flat_costs(prefill=10, decode=100, evict=1)
     points = points_of({"policy": ["none:block=8", "stream:block=8", "h2o:recent=4"], "budget": [48, 96]}, Settings())
     seen: list[tuple[int, int]] = []
-    found = sweep(
-        scripts, costs, points, executor=RayCluster("local", 1), progress=lambda done, total: seen.append((done, total))
-    )
+    found = sweep(scripts, costs, points, executor=cluster, progress=lambda done, total: seen.append((done, total)))
     assert found == sweep(scripts, costs, points)
     assert seen == [(i + 1, 6) for i in range(6)]
 
