@@ -62,8 +62,8 @@ def run_engine(
 ) -> int:
     """Generate from a prompt on one KV engine, on the NumPy reference; the most likely token each time.
 
-    Which engine: --engine, else --kv-cache, else the variable KVTAPE_KV_ENGINE, else standard. kvtape bench --help says
-    which there are, and what each promises.
+    Which engine: --engine, else --kv-cache, else the variable KVTAPE_KV_ENGINE, else standard. Which there are, and what
+    each promises, is in kvtape bench --help.
 
     \b
     Examples:

@@ -34,9 +34,11 @@ def text_cases(name: str, tokens: Sequence[int], *, n: int, prompt_tokens: int, 
     """
     size = prompt_tokens + steps + 1
     if n * size > len(tokens):
+        fit = len(tokens) // size
+        lower = f"lower --prompts to {fit}" if fit else "lower --prompt-tokens and --steps"
         raise UsageError(
             f"{name}: {len(tokens)} tokens are too few for {n} prompts of {prompt_tokens} and {steps + 1} behind each; "
-            f"lower --prompts to {len(tokens) // size}, or give a longer text"
+            f"{lower}, or give a longer text"
         )
     starts = [i * (len(tokens) - size) // max(1, n - 1) for i in range(n)]
     return [
