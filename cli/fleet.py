@@ -88,10 +88,11 @@ def fleet(
         "costs_digest": config["costs_digest"],
         "config_digest": report_digest(config),
         "source_digest": requests.trace.digest,
-        "log": None if place is None else str(place),
         "seed": None,
     }
-    emit("fleet", body, _sections(body), as_json=as_json)
+    # What came of it is the same wherever it is written to.
+    where = {"log": None if place is None else str(place)}
+    emit("fleet", body | where, _sections(body), as_json=as_json, digest=report_digest(body))
 
 
 def _requests(source: str, format_name: str, block_tokens: int | None) -> Requests:

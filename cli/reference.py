@@ -22,7 +22,7 @@ each has `schema`, `kvtape_version`, `digest` and `digest_kind`:
 |---|---|
 | `logical` | what happened in the run, without times and run names: the same run recorded again gives the same |
 | `chain` | every byte of the log |
-| `report` | the output itself |
+| `report` | the output itself, but for the place of a log that it wrote |
 
 Without `--json` a terminal gets tables, a pipe gets tab-separated lines. Colours are off with `NO_COLOR`. An error is
 one line that says what to do; `--debug`, anywhere on the line, adds the traceback.

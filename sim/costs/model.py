@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 from kvtape.backends.modelled.work import Work, WorkKind
 from kvtape.sim.costs.terms import TERMS, counts
 from kvtape.sim.errors import CostsError
 
-__all__ = ["COSTS_SCHEMA", "CostTable", "Fit", "KindCosts", "Origin", "read_costs"]
+__all__ = ["COSTS_SCHEMA", "CostTable", "Fit", "KindCosts", "Origin", "read_costs", "whole_ns"]
+
+_Made = TypeVar("_Made", "Fit", "Origin")
 
 COSTS_SCHEMA: Final = "kvtape.costs/2"
 
@@ -89,11 +91,11 @@ class CostTable:
     _known: dict[WorkKind, tuple[float, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def cost_ns(self, work: Work) -> int:
-        """Raises CostsError for a kind that neither the log nor a stand-in shows."""
+        """Raises CostsError for a kind that neither the log nor a stand-in shows, and as `whole_ns`."""
         rates = self._known.get(work.kind)
         if rates is None:
             rates = self._known[work.kind] = self._rates(work.kind)
-        return round(math.fsum(r * c for r, c in zip(rates, counts(work), strict=True)))
+        return whole_ns(work.kind, (r * c for r, c in zip(rates, counts(work), strict=True)))
 
     def rates(self, kind: WorkKind) -> dict[str, float]:
         """ns by name of the terms of `kind`, a stand-in's where it has none. Raises CostsError as `cost_ns`."""
@@ -141,37 +143,60 @@ def _kind_json(kind: WorkKind, costs: KindCosts) -> dict[str, Any]:
     return {"terms": terms, "fit": None if costs.fit is None else asdict(costs.fit)}
 
 
+def whole_ns(kind: WorkKind, parts: Iterable[float]) -> int:
+    """Their sum. Raises CostsError for one beyond all floats."""
+    try:
+        return round(math.fsum(parts))
+    except (OverflowError, ValueError):
+        raise CostsError(f"the costs of {kind} are beyond all numbers; calibrate again") from None
+
+
 def read_costs(path: Path) -> CostTable:
     """The costs in a file that `kvtape calibrate` wrote. Raises CostsError that names the file and what is wrong."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CostsError(f"{path}: no such file; make it with: kvtape calibrate LOG --out {path}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError):
+    except (ValueError, RecursionError):  # no UTF-8, no JSON, numbers of thousands of digits
         raise CostsError(f"{path}: not JSON; kvtape calibrate writes cost files") from None
     if not isinstance(value, dict) or value.get("schema") != COSTS_SCHEMA:
         found = value.get("schema") if isinstance(value, dict) else None
         raise CostsError(f"{path}: schema {found!r}, this version reads {COSTS_SCHEMA}; calibrate again")
     try:
-        origin = Origin(**value["origin"])
+        origin = _read(Origin, value["origin"])
         kinds = {kind: _read_kind(kind, said) for kind, said in value["kinds"].items()}
-    except (KeyError, TypeError, ValueError) as err:
+    except (AttributeError, KeyError, TypeError, ValueError) as err:
         raise CostsError(f"{path}: damaged ({type(err).__name__}: {err}); calibrate again") from None
-    return CostTable(replace(origin, logs=tuple(origin.logs)), kinds)
+    return CostTable(origin, kinds)
 
 
 def _read_kind(kind: str, said: dict[str, Any]) -> KindCosts:
     terms = TERMS[kind]  # type: ignore[index]
-    rates = {t["name"]: float(t["rate"]) for t in said["terms"]}
+    rates = {t["name"]: t["rate"] for t in said["terms"]}
     if set(rates) != {t.name for t in terms}:
         raise ValueError(f"{kind} has terms {', '.join(sorted(rates))}")
-    if not all(math.isfinite(r) and r >= 0 for r in rates.values()):
-        raise ValueError(f"a rate of {kind} is negative or not finite")
-    fit = None
-    if said.get("fit") is not None:
-        values = {key: _tuples(v) for key, v in said["fit"].items()}
-        fit = Fit(**values)
-    return KindCosts(tuple(rates[t.name] for t in terms), fit)
+    if not all(_fits(r, float) and math.isfinite(r) and r >= 0 for r in rates.values()):
+        raise ValueError(f"a rate of {kind} is no number, negative or not finite")
+    fit = None if said.get("fit") is None else _read(Fit, said["fit"])
+    return KindCosts(tuple(float(rates[t.name]) for t in terms), fit)
+
+
+def _read(made: type[_Made], said: Mapping[str, Any]) -> _Made:
+    """Raises TypeError for a field that is missing, unknown or of another type, naming it."""
+    found = made(**{name: _tuples(value) for name, value in said.items()})
+    for name, hint in get_type_hints(made).items():
+        if not _fits(getattr(found, name), hint):
+            raise TypeError(f"{name} is {getattr(found, name)!r}")
+    return found
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    within = get_args(hint)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_fits(v, within[0]) for v in value)
+    if within:
+        return any(_fits(value, one) for one in within)
+    return type(value) is hint or (hint is float and type(value) is int)
 
 
 def _tuples(value: Any) -> Any:

@@ -22,6 +22,7 @@ from kvtape.sim.costs.model import CostTable
 from kvtape.sim.costs.pieces import in_pieces
 from kvtape.sim.errors import SimulationError
 from kvtape.sim.fleet.pool import BlockPool
+from kvtape.sim.modelled_time import at_pace, check_time
 
 __all__ = ["UNSERVED", "Fleet", "Served", "serve"]
 
@@ -48,8 +49,7 @@ class Fleet:
         for name, value in (("pool_blocks", self.pool_blocks), ("slots", self.slots), ("chunk", self.chunk)):
             if value is not None and value < 1:
                 raise SimulationError(f"{name}={value}: give at least 1")
-        if not 0 < self.pace < float("inf"):
-            raise SimulationError(f"pace {self.pace}: needs a number above 0")
+        at_pace(self.pace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ class Served:
 def serve(
     requests: Requests, fleet: Fleet, costs: CostTable, *, progress: Callable[[int, int], None] | None = None
 ) -> Served:
-    """Raises CostsError where the costs say nothing of prefill or decode, SimulationError for a bad fleet."""
+    """Raises CostsError where the costs say nothing of prefill or decode, SimulationError for times past all logs."""
     trace, worker = requests.trace, _Worker(fleet)
     blocks_of, starts = path_codes(by_first_use(trace.ids), trace.starts), trace.starts.tolist()
     prefill, decode = in_pieces(costs, "prefill", fleet.chunk), in_pieces(costs, "decode", None)
-    came = requests.at_ns - requests.at_ns[0]
-    arrived = came if fleet.pace == 1 else np.rint(came / fleet.pace).astype(np.int64)
+    came, paced = requests.at_ns - requests.at_ns[0], at_pace(fleet.pace)
+    arrived = came if fleet.pace == 1 else np.array([paced(ns) for ns in came.tolist()], np.int64)
     columns = began, prompted, ended, reused = array("q"), array("q"), array("q"), array("q")
     rows = zip(arrived.tolist(), requests.prompts.tolist(), requests.outputs.tolist(), strict=True)
     for i, (at, n, output) in enumerate(rows):
@@ -91,6 +91,7 @@ def serve(
         known = min(found * trace.block_tokens, max(0, n - 1))
         first = worker.now + prefill(n - known, known)
         end = first + (decode(output, n) if output else 0)
+        check_time(end)
         worker.end_at(end, blocks, answer)
         began.append(worker.now)
         prompted.append(first)

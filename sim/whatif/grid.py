@@ -108,7 +108,7 @@ def read_grid(path: Path) -> Grid:
         raise SimulationError(f"{path}: no such file; a grid is JSON, {_shape()}") from None
     except _Twice as err:
         raise SimulationError(f"{path}: {err} is there twice; put its values in one list") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         raise SimulationError(f"{path}: not JSON; a grid is {_shape()}") from None
     if not isinstance(value, dict):
         raise SimulationError(f"{path}: no object; a grid is {_shape()}")

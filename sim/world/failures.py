@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Final
 
 from kvtape.sim.errors import SimulationError
-from kvtape.sim.world.timeline import END_OF_TIME_NS
+from kvtape.sim.modelled_time import END_OF_TIME_NS
 
 __all__ = ["SlotFailure", "failure_times", "parse_slot_failure"]
 

@@ -12,6 +12,7 @@ from kvtape.backends.modelled.work import Work
 from kvtape.backends.protocol import EventSink
 from kvtape.sim.costs.model import CostTable
 from kvtape.sim.errors import CostsError, Stalled
+from kvtape.sim.modelled_time import check_time
 from kvtape.sim.quality.reuse import least_prefilled
 from kvtape.sim.world.failures import failure_times
 from kvtape.sim.world.measures import Counter, TurnResult, summary
@@ -22,7 +23,7 @@ from kvtape.sim.world.server import Server
 from kvtape.sim.world.settings import Settings
 from kvtape.sim.world.shapes import check_costs, model_session
 from kvtape.sim.world.sink import ChargingSink
-from kvtape.sim.world.timeline import Link, SimTimeline, SlotTimeline, check_time, slot_failed
+from kvtape.sim.world.timeline import Link, SimTimeline, SlotTimeline, slot_failed
 
 __all__ = ["Simulated", "check_world", "simulate"]
 
@@ -183,15 +184,9 @@ class _Asking:
     def cost_ns(self, work: Work) -> int:
         try:
             return self._costs.cost_ns(work)
-        except OverflowError:
-            raise self._first(CostsError(f"the costs of {work.kind} are beyond all numbers; calibrate again")) from None
         except CostsError as err:
-            self._first(err)
+            self.failure = self.failure or err
             raise
-
-    def _first(self, err: CostsError) -> CostsError:
-        self.failure = self.failure or err
-        return err
 
 
 class _Tenant:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from fractions import Fraction
 from typing import Any, Literal
 
 from kvtape.planner.grammar import INT_MAX
 from kvtape.sim.errors import SimulationError
+from kvtape.sim.modelled_time import at_pace
 from kvtape.sim.world.failures import SlotFailure
-from kvtape.sim.world.timeline import END_OF_TIME_NS
 
 __all__ = ["Arrivals", "Settings"]
 
@@ -57,19 +56,13 @@ class Settings:
             raise SimulationError(f"a link latency of {self.link_latency_ns} ns; it cannot be negative")
         if self.memory_bytes is not None and self.memory_bytes < 1:
             raise SimulationError(f"a KV memory of {self.memory_bytes} bytes holds no context")
-        if not 0 < self.pace < float("inf"):
-            raise SimulationError(f"pace {self.pace}: needs a number above 0")
+        at_pace(self.pace)
         if self.arrivals not in ("open", "closed"):
             raise SimulationError(f"arrivals {self.arrivals!r}: choose open or closed")
 
     def paced(self, ns: int) -> int:
-        """Recorded ns at this pace, exact, halves to the even. Raises SimulationError for what no log can bear."""
-        if self.pace == 1:
-            return ns
-        paced = round(ns / Fraction(str(self.pace)))
-        if paced > END_OF_TIME_NS:
-            raise SimulationError(f"pace {self.pace:g} stretches {ns / 1e9:g} s past 292 years; give a larger pace")
-        return paced
+        """Recorded ns at this pace. Raises SimulationError for what no log can bear."""
+        return at_pace(self.pace)(ns)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

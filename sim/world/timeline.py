@@ -8,18 +8,15 @@ computes, and each transfer one more.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Final
+from typing import Any
 
 import simpy
 from greenlet import getcurrent, greenlet
 
 from kvtape.backends.errors import EngineFault, FatalClass
-from kvtape.sim.errors import SimulationError
+from kvtape.sim.modelled_time import check_time
 
-__all__ = ["END_OF_TIME_NS", "Link", "SimTimeline", "SlotTimeline", "check_time", "slot_failed"]
-
-END_OF_TIME_NS: Final = 2**63 - 1
-"""292 years: no time of a log may be later."""
+__all__ = ["Link", "SimTimeline", "SlotTimeline", "slot_failed"]
 
 Wait = Generator[simpy.Event, Any, None]
 
@@ -125,12 +122,6 @@ class SlotTimeline:
     def _fault(self) -> None:
         self.failed = True
         raise EngineFault(FatalClass.DEVICE_LOST, slot_failed(self._slot))
-
-
-def check_time(ns: int) -> None:
-    """Raises SimulationError for a time that no log can bear."""
-    if ns > END_OF_TIME_NS:
-        raise SimulationError("simulated time passes 292 years; look at the costs, the link and the pace")
 
 
 def slot_failed(slot: int) -> str:

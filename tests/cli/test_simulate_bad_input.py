@@ -182,7 +182,17 @@ def rate(value: float) -> Callable[[dict[str, Any]], None]:
         (rate(-1.0), "negative"),
         (rate(1e300), "292 years"),
         (lambda c: c.update(schema="other/1"), "schema"),
-        (lambda c: c["kinds"].pop("prefill"), "damaged|say nothing of prefill"),
+        (lambda c: c["kinds"].pop("prefill"), "say nothing of prefill"),
+        (lambda c: c.update(kinds=[]), "damaged"),
+        (lambda c: c["kinds"]["prefill"].update(fit="good"), "damaged"),
+        (lambda c: c["kinds"]["prefill"].update(terms="abc"), "damaged"),
+        (lambda c: c["kinds"]["prefill"]["terms"][0].update(rate=True), "no number"),
+        (lambda c: c["origin"].update(row_bytes=None), "row_bytes is None"),
+        (lambda c: c["origin"].update(row_bytes=1.5), "row_bytes is 1.5"),
+        (lambda c: c["origin"].update(row_bytes=-5), "cannot be negative"),
+        (lambda c: c["origin"].update(model_fingerprint=7), "model_fingerprint is 7"),
+        (lambda c: c["origin"].update(logs=7), "logs is 7"),
+        (lambda c: c["origin"].update(mood="good"), "mood"),
     ],
 )
 def test_costs_without_sense_are_refused(
@@ -191,7 +201,19 @@ def test_costs_without_sense_are_refused(
     costs = change(roof, tmp_path / "bad.json", how)
     ran = kvtape("simulate", trace, "--costs", costs, "--policy", "none", "--n-ctx", 4096)
     assert ran.code == 2
-    assert any(word in ran.err for word in words.split("|")), ran.err
+    assert words in ran.err
+    assert len(ran.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" * 100_000, b"9" * 5000, b"\xff\xfe", b""], ids=["deep", "long", "bytes", "empty"]
+)
+def test_costs_and_grids_that_are_no_json_are_refused(trace: Path, roof: Path, tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(text)
+    for args in (["simulate", trace, "--costs", path], ["whatif", trace, "--costs", roof, "--grid", path]):
+        ran = kvtape(*args)
+        assert (ran.code, "not JSON" in ran.err, ran.err.count("\n")) == (2, True, 1)
 
 
 def test_costs_of_another_model_are_refused(log: Path, roof: Path, tmp_path: Path) -> None:

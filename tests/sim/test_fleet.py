@@ -25,6 +25,7 @@ from kvtape.sim.fleet.figures import figures
 from kvtape.sim.fleet.pool import BlockPool
 from kvtape.sim.fleet.recording import write_fleet_log
 from kvtape.sim.fleet.serving import UNSERVED, Fleet, serve
+from kvtape.sim.world.settings import Settings
 from kvtape.traces.reader import open_log
 from support.block_traces import block_trace
 from support.command import kvtape
@@ -176,6 +177,7 @@ def test_the_command_says_the_same_of_a_trace_and_of_its_log(tmp_path: Path) -> 
     # 3 leaves for 4 and the answer behind it, 2 for 5: the fourth prompt finds 1 and 2, the last ones 4, and 1.
     assert one["figures"]["reused_tokens"] == 1024 + 1023 + 512 + 512
     assert one["assumed"] == ["hypothetical costs: from numbers of hardware, no log"]
+    assert one["digest"] == json.loads(kvtape("fleet", trace, *common).out)["digest"]
     again = kvtape("fleet", tmp_path / "fleet.duckdb", *common)
     assert json.loads(again.out)["figures"] == one["figures"]
 
@@ -186,6 +188,23 @@ def test_the_command_says_the_same_of_a_trace_and_of_its_log(tmp_path: Path) -> 
 def test_a_fleet_that_cannot_be_is_refused(fleet: dict[str, float], said: str) -> None:
     with pytest.raises(SimulationError, match=said):
         Fleet(**fleet)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("pace", "output", "token_ns", "said"),
+    [(1e-12, 1, 1.0, "pace 1e-12"), (1.0, 10**9, 1e12, "292 years"), (1.0, 1, 1e308, "beyond all numbers")],
+)
+def test_times_that_no_log_can_bear_are_refused(pace: float, output: int, token_ns: float, said: str) -> None:
+    rates = {kind: KindCosts(tuple(token_ns for _ in TERMS[kind])) for kind in ("prefill", "decode")}
+    requests = asked([[1], [1, 2]], gap_ns=10**10, output=output)
+    with pytest.raises(SimulationError, match=said):
+        serve(requests, Fleet(10**9, pace=pace), CostTable(Origin("toy"), rates))
+
+
+@given(st.sampled_from([0.1, 0.3, 1.7, 3.0]), st.integers(1, 10**17))
+def test_a_fleet_paces_as_a_conversation_does(pace: float, gap_ns: int) -> None:
+    served = serve(asked([[1], [1]], gap_ns=gap_ns), Fleet(8, pace=pace), flat_costs(prefill=1, decode=1))
+    assert served.arrived.tolist() == [0, Settings(pace=pace).paced(gap_ns)]
 
 
 def test_a_trace_without_blocks_is_refused_in_one_line(tmp_path: Path) -> None:
