@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kvtape.backends.errors import UsageError
+import numpy as np
+
+from kvtape.backends.errors import InputRejected, UsageError
 from kvtape.backends.protocol import SessionConfig
 from kvtape.planner.specs import Option, Spec, SpecError, parse_options
 
-__all__ = ["CONTEXT_PADDING", "check_sizes", "effective_n_ctx", "read_options"]
+__all__ = ["CONTEXT_PADDING", "check_layers", "check_sizes", "effective_n_ctx", "read_options"]
 
 CONTEXT_PADDING: Final = 256
 """llama.cpp rounds a context up to a multiple of this many tokens; every engine does, so one log has one meaning."""
@@ -44,3 +46,15 @@ def read_options(engine: str, given: Mapping[str, str], known: Mapping[str, Opti
         return dict(parse_options(Spec(engine, tuple(given.items())), known))
     except SpecError as err:
         raise UsageError(str(err)) from None
+
+
+def check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
+    """`layers` ascending; None is all of `n_layers`. Raises InputRejected for none, one twice, or one there is not."""
+    if layers is None:
+        return list(range(n_layers))
+    if not len(layers) or len(set(layers)) != len(layers):
+        raise InputRejected(f"layers {list(layers)} are not one or more different ones")
+    for layer in layers:
+        if isinstance(layer, bool) or not isinstance(layer, int | np.integer) or not 0 <= layer < n_layers:
+            raise InputRejected(f"layer {layer!r} is outside [0, {n_layers})")
+    return sorted(int(layer) for layer in layers)

@@ -12,6 +12,7 @@ from kvtape.backends.protocol import Engine, SessionConfig
 if TYPE_CHECKING:
     from kvtape.backends.llama.engine import LlamaEngine
     from kvtape.backends.openvino.engine import OpenVinoEngine
+    from kvtape.backends.reference.session.engine import ReferenceEngine
 
 __all__ = ["ENGINE_NAMES", "check_fits", "open_engine", "require_engine"]
 
@@ -22,7 +23,7 @@ def open_engine(name: str, model_path: str | Path, options: Mapping[str, str] | 
     """Load `model_path` on the engine called `name`.
 
     Raises UsageError for an unknown name, a missing model or an unknown option, EnvironmentProblem where the
-    engine is not installed or is not built yet.
+    engine is not installed.
     """
     _require(name, model_path)
     try:
@@ -44,22 +45,24 @@ def check_fits(name: str, model_path: str | Path, config: SessionConfig) -> int:
         raise _missing(name, err) from None
 
 
-def _engine(name: str) -> type[LlamaEngine | OpenVinoEngine]:
+def _engine(name: str) -> type[LlamaEngine | OpenVinoEngine | ReferenceEngine]:
     if name == "llama":
         from kvtape.backends.llama.engine import LlamaEngine
 
         return LlamaEngine
-    from kvtape.backends.openvino.engine import OpenVinoEngine
+    if name == "openvino":
+        from kvtape.backends.openvino.engine import OpenVinoEngine
 
-    return OpenVinoEngine
+        return OpenVinoEngine
+    from kvtape.backends.reference.session.engine import ReferenceEngine
+
+    return ReferenceEngine
 
 
 def require_engine(name: str) -> None:
-    """Raises UsageError for a name that is no engine, EnvironmentProblem for one that is not built yet."""
+    """Raises UsageError for a name that is no engine."""
     if name not in ENGINE_NAMES:
-        raise UsageError(f"unknown backend {name!r}; choose one of llama, openvino")
-    if name == "reference":
-        raise EnvironmentProblem("the reference backend is not part of this version; use llama or openvino")
+        raise UsageError(f"unknown backend {name!r}; choose one of {', '.join(ENGINE_NAMES)}")
 
 
 def _require(name: str, model_path: str | Path) -> None:

@@ -11,7 +11,7 @@ from kvtape.backends.openvino.mirror import Rows
 from kvtape.backends.openvino.rope import I64
 from kvtape.planner import layout as lay
 
-__all__ = ["check_layers", "check_positions", "check_tape_free", "check_tokens", "shifted"]
+__all__ = ["check_positions", "check_tape_free", "check_tokens", "shifted"]
 
 _POSITION_LIMIT = 1 << 24
 """Positions become f32 in the graph; from here on neighbours are one number."""
@@ -27,18 +27,6 @@ def check_tokens(tokens: Sequence[int], n_vocab: int) -> I64:
         if not 0 <= token < n_vocab:
             raise InputRejected(f"token {token} is outside the vocabulary [0, {n_vocab})")
     return np.array(tokens, np.int64)
-
-
-def check_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
-    """`layers` ascending; None is all of `n_layers`. Raises InputRejected for none, one twice, or one there is not."""
-    if layers is None:
-        return list(range(n_layers))
-    if not len(layers) or len(set(layers)) != len(layers):
-        raise InputRejected(f"layers {list(layers)} are not one or more different ones")
-    for layer in layers:
-        if isinstance(layer, bool) or not isinstance(layer, int | np.integer) or not 0 <= layer < n_layers:
-            raise InputRejected(f"layer {layer!r} is outside [0, {n_layers})")
-    return sorted(int(layer) for layer in layers)
 
 
 def check_positions(start: int, n: int) -> None:

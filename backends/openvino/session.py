@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvtape.backends.asked import check_layers
 from kvtape.backends.errors import (
     ContextOverflow,
     FatalClass,
@@ -20,7 +21,7 @@ from kvtape.backends.errors import (
     UnsupportedOperation,
 )
 from kvtape.backends.openvino import saved
-from kvtape.backends.openvino.checks import check_layers, check_positions, check_tape_free, check_tokens, shifted
+from kvtape.backends.openvino.checks import check_positions, check_tape_free, check_tokens, shifted
 from kvtape.backends.openvino.compiled import Compiled, round_to
 from kvtape.backends.openvino.gates import Gate
 from kvtape.backends.openvino.mirror import Rows

@@ -21,7 +21,8 @@ class Matrix:
     """`[n_out, n_in]`. `packed`: nothing dequantised outlives the tile that is in use.
 
     `tensor` is one of the gguf library's, whose data is a view of the mapped file. `tiles_unpacked` counts the tiles
-    that were dequantised for a product: how it is known which path ran.
+    that were dequantised for a product: how it is known which path ran. `float_bytes`: what is held beside the mapped
+    file once the matrix was used.
     """
 
     def __init__(self, tensor: Any, dtype: np.dtype[Any], *, packed: bool) -> None:
@@ -29,7 +30,9 @@ class Matrix:
         self.storage = str(tensor.tensor_type.name)
         self.n_out, self.n_in = len(tensor.data), int(tensor.shape[0])
         # An f32 file is used where it is mapped: there is nothing to unpack, and nothing to keep.
-        self.packed = packed and not (self.storage == "F32" and dtype == np.float32)
+        mapped = self.storage == "F32" and dtype == np.float32
+        self.packed = packed and not mapped
+        self.float_bytes = 0 if packed or mapped else self.n_out * self.n_in * dtype.itemsize
         self.tiles_unpacked = 0
         self._tensor, self._dtype = tensor, dtype
         self._whole: Floats | None = None

@@ -43,10 +43,17 @@ class Rotary:
 
     def rotate(self, heads: npt.NDArray[F], positions: npt.NDArray[np.int64]) -> npt.NDArray[F]:
         """A copy of `heads` `[n, n_heads, head_dim]`, row i turned by `positions[i]`; further components stay."""
+        return self._turned(heads, positions, self.magnitude)
+
+    def turn(self, heads: npt.NDArray[F], by: npt.NDArray[np.int64]) -> npt.NDArray[F]:
+        """The same for rows that were rotated before: on by `by[i]` positions (back where negative), and no larger."""
+        return self._turned(heads, by, 1.0)
+
+    def _turned(self, heads: npt.NDArray[F], positions: npt.NDArray[np.int64], magnitude: float) -> npt.NDArray[F]:
         # In float64: at position 8,000 a float32 product of position and frequency is already off by 5e-4.
         angles = positions[:, None, None] * self.frequencies
-        cos = (np.cos(angles) * self.magnitude).astype(heads.dtype)
-        sin = (np.sin(angles) * self.magnitude).astype(heads.dtype)
+        cos = (np.cos(angles) * magnitude).astype(heads.dtype)
+        sin = (np.sin(angles) * magnitude).astype(heads.dtype)
         out = heads.copy()
         first, second = self._slices()
         a, b = heads[..., first], heads[..., second]

@@ -92,6 +92,11 @@ class Weights:
     def n_vocab(self) -> int:
         return self.embedding.n_out
 
+    @property
+    def float_bytes(self) -> int:
+        """Bytes held beside the mapped file once every matrix was used."""
+        return sum(matrix.float_bytes for matrix in self._matrices.values())
+
     def report(self) -> PathReport:
         matrices = self._matrices.values()
         return PathReport(

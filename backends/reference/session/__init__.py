@@ -1,0 +1,1 @@
+"""The reference as a backend of sessions: rows that surgery can be done on, or a KV engine of the catalogue."""
