@@ -161,7 +161,7 @@ def _compared(
                 kl=kl_divergence(p, q),
                 nll_delta=float(p[token] - q[token]),
                 same_top=bool(logits.argmax() == exact.logits[i].argmax()),
-                overlap=len(_largest(exact.logits[i], top_k) & _largest(logits, top_k)) / top_k,
+                overlap=len(_largest(exact.logits[i], top_k) & _largest(logits, top_k)) / min(top_k, len(logits)),
                 identical=bool(np.array_equal(logits, exact.logits[i])),
                 difference=float(np.abs(logits - exact.logits[i]).max()),
             )

@@ -28,7 +28,7 @@ def verdict_of(track: EngineTrack) -> Verdict:
         case Contract.EXACT:
             return _exact(track.steps, "step")
         case Contract.EXACT_IN_WINDOW:
-            window = int(track.choice.options["window"] or 0)
+            window = int(track.choice.options.get("window") or 0)
             within = [step for step in track.steps if step.context <= window]
             if not within:
                 return Verdict(None, f"no step was within the window of {window} tokens")

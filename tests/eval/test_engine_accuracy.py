@@ -165,6 +165,27 @@ def test_what_is_not_served_is_not_wrong() -> None:
     assert verdict_of(whole).kept is True
 
 
+class _NotANumber(StandardEngine):
+    def decode_step(self, weights: Weights, ffn: FfnRouter, token: int) -> Floats:
+        return super().decode_step(weights, ffn, token) * np.float32(np.nan)
+
+
+def test_logits_that_are_no_numbers_are_not_served() -> None:
+    """A divergence of NaN must not come out as none."""
+    codec = parse_engine("markov-rs-codec")
+    choice = EngineChoice(replace(codec.entry, make=lambda info, options: _NotANumber(info)), codec.options)
+    (track,) = _compared([choice], _cases(2, steps=4), steps=4)
+    row = accuracy_row(track, weights("llama").report())
+    assert (row["asked"], row["served"], row["problems"]) == (10, 2, {"InvariantViolation": 2})
+
+
+def test_more_likely_tokens_than_there_are() -> None:
+    (track,) = compare_engines(
+        weights("llama"), [parse_engine("standard")], _cases(1, steps=1), steps=1, top_k=10**6, clock=ManualClock()
+    )
+    assert [step.overlap for step in track.steps] == [1, 1]
+
+
 def test_an_engine_that_refuses_the_model_serves_nothing() -> None:
     track, answer = _compared([parse_engine("apollo"), parse_engine("apollo:layer=1")], _cases(2, steps=4), steps=4)
     row = accuracy_row(track, weights("llama").report())
