@@ -30,7 +30,7 @@ def fault_matrix() -> str:
             told = (f"**{c.how}**: {c.what}" if c.provoke else f"{c.how}: {c.what}" for c in cells)
             parts.append(f"| `{operation}` | {' | '.join(told)} |")
     parts += ["\n### Refused, and nothing changed\n", "| what goes wrong | where | error |", "|---|---|---|"]
-    parts += [f"| {r.what} | both engines | `{r.error.__name__}` |" for r in REFUSALS]
+    parts += [f"| {r.what} | every engine | `{r.error.__name__}` |" for r in REFUSALS]
     parts += [
         "| a context that cannot be allocated | llama, at open | `EnvironmentProblem` |",
         "| a device that is not there | openvino, at open | `EnvironmentProblem` |",

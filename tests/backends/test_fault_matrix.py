@@ -16,6 +16,7 @@ import pytest
 from kvtape.backends.errors import FatalClass, SessionFatal, StaleSlot
 from kvtape.backends.llama.session import LlamaBackend
 from kvtape.backends.protocol import Engine
+from kvtape.backends.reference.session.backend import ReferenceBackend
 from kvtape.backends.slot import SlotHandle, SlotState
 from kvtape.backends.slots import SlotPool
 from kvtape.planner.events import Op
@@ -61,6 +62,8 @@ class Kept:
 
 def native_alive(backend: Any) -> bool:
     inner = backend.inner
+    if inner.name == "reference":
+        return inner._carrier is not None
     return inner._context._free.alive if inner.name == "llama" else inner._state._runner is not None
 
 
@@ -85,13 +88,16 @@ def test_the_page_is_what_the_table_says() -> None:
 DECLARES = re.compile(r"FatalClass\.([A-Z_]+)")
 
 
+@pytest.mark.parametrize("kind", [LlamaBackend, ReferenceBackend], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("operation", PLAYS)
-def test_what_an_operation_declares_is_no_cell_that_cannot_happen(operation: str) -> None:
-    """The source of llama's operations names the class of their failures."""
-    declared = {FatalClass[name] for name in DECLARES.findall(inspect.getsource(getattr(LlamaBackend, operation)))}
+def test_what_an_operation_declares_is_no_cell_that_cannot_happen(
+    operation: str, kind: type[LlamaBackend | ReferenceBackend]
+) -> None:
+    """The source of the operations names the class of their failures."""
+    declared = {FatalClass[name] for name in DECLARES.findall(inspect.getsource(getattr(kind, operation)))}
     assert declared
     for fatal in declared:
-        cell = CELLS[fatal, "llama", operation]
+        cell = CELLS[fatal, kind.name, operation]
         assert cell.how != "cannot happen", (operation, fatal)
 
 

@@ -163,7 +163,29 @@ def _openvino() -> list[Row]:
     return [Row("openvino", *row) for row in rows]
 
 
-ROWS: tuple[Row, ...] = (*_llama(), *_openvino())
+def _reference() -> list[Row]:
+    llama, yarn, gemma3 = {}, {"yarn": 4}, {"arch": "gemma3"}
+    scores, windowed = on(scores="on"), replace(FULL, sliding_window_attention_tokens=64)
+    engines = ("no-cache", "markov-rs", "markov-rs-codec", "boundary-kv", "boundary-per-layer")
+    rows = [
+        ("llama", FULL, llama, {}),
+        ("llama, several KV heads", FULL, {"n_embd": 128, "n_head": 4, "n_head_kv": 2}, {}),
+        ("llama, float64", FULL, llama, on(dtype="float64")),
+        ("llama, packed q8_0 weights", FULL, {"weights": "q8_0"}, on(weights="packed")),
+        ("llama, no cold budget", NO_COLD, llama, {"cold_budget_tokens": 0}),
+        ("qwen2", FULL, {"arch": "qwen2"}, {}),
+        ("qwen3", FULL, {"arch": "qwen3"}, {}),
+        ("llama, YaRN", FULL, yarn, {}),
+        ("gemma3", windowed, gemma3, {}),
+        ("llama, scores", SCORED, llama, scores),
+        ("llama, YaRN, scores", SCORED, yarn, scores),
+        ("gemma3, scores", replace(windowed, attention_scores=True), gemma3, scores),
+        *((f"llama, engine {name}", NO_MIRROR, llama, on(engine=name)) for name in engines),
+    ]
+    return [Row("reference", *row) for row in rows]
+
+
+ROWS: tuple[Row, ...] = (*_llama(), *_openvino(), *_reference())
 
 REFUSED: tuple[Refused, ...] = (
     Refused("llama", "q8_0 rows", "q8_0: this backend opens bf16, f16, f32", config=kv("q8_0")),
@@ -177,6 +199,10 @@ REFUSED: tuple[Refused, ...] = (
         for arch in ("gemma3", "gpt-oss", "lfm2", "mamba", "qwen2vl")
     ),
     Refused("openvino", "deepseek2", "is not proven on OpenVINO", model={"arch": "latent", "absorbed": True}),
+    *(Refused("reference", arch, f"architecture {arch}", model={"arch": arch}) for arch in ("gpt-oss", "lfm2", "mamba")),
+    Refused("reference", "engine apollo", "carries no session", config=on(engine="apollo")),
+    Refused("reference", "an engine with a window", "without an event", config=on(engine="standard:window=64")),
+    Refused("reference", "scores with another engine", "needs engine=standard", config=on(scores="on", engine="no-cache")),
 )
 
 _folder = tempfile.TemporaryDirectory(prefix="kvtape-capabilities-")
@@ -227,7 +253,7 @@ def table() -> str:
         "sparse_attention": "sparse",
     }
     lines = [f"| configuration | {' | '.join(heads.values())} | window |", "|---|" + "---|" * (len(heads) + 1)]
-    for engine in ("llama", "openvino"):
+    for engine in ("llama", "openvino", "reference"):
         lines.append(f"| **{engine}** |" + " |" * (len(heads) + 1))
         for row in (r for r in ROWS if r.engine == engine):
             marks = ["yes" if getattr(row.expected, flag) else "-" for flag in heads]

@@ -1,4 +1,4 @@
-"""Real engines on tiny models, one thread, f32 storage: how tests open them."""
+"""The engines, and the reference, on tiny models, one thread, f32 storage: how tests open them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvtape.backends.registry import open_engine
 
 __all__ = ["ENGINES", "f32_config", "load_engine", "open_f32"]
 
-ENGINES = ("llama", "openvino")
+ENGINES = ("llama", "openvino", "reference")
 
 
 def load_engine(name: str, path: Path) -> Engine:

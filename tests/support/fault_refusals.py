@@ -80,4 +80,4 @@ REFUSALS: tuple[Refusal, ...] = (
         for operation in ("prefill", "decode_until", "rebuild")
     ),
 )
-"""On both engines."""
+"""On every engine."""

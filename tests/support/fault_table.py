@@ -18,13 +18,14 @@ from kvtape.backends.errors import FatalClass
 from kvtape.backends.llama.context import LIVE
 from kvtape.backends.openvino.runner import Runner, StateFailed
 from kvtape.backends.openvino.scores import MassAccount
+from kvtape.backends.reference.pages import PageStore
 from kvtape.backends.session import Session
 from support.fault_plays import PLAYS
 from support.injector import Injector
 
 __all__ = ["CELLS", "ENGINE_NAMES", "OPERATIONS", "Cell", "Fault", "Key", "Provocation", "cells_of"]
 
-ENGINE_NAMES = ("llama", "openvino")
+ENGINE_NAMES = ("llama", "openvino", "reference")
 OPERATIONS = ("open", *PLAYS)
 Key = tuple[FatalClass, str, str]
 """Class, engine, operation."""
@@ -79,6 +80,25 @@ def _lose_a_row(f: Fault) -> None:
     """A row goes behind the backend's back: one that the operation reads, where it reads some."""
     row = 5 if f.operation == "export_block" else 10
     assert f.backend._context.remove(LIVE, row, row + 1)
+
+
+def _lose_a_row_of_one_layer(f: Fault) -> None:
+    """A row of the last layer alone; one that the operation reads, where it reads some."""
+    row = 5 if f.operation == "export_block" else 10
+    f.backend._surgery.layers[-1].remove(row, row + 1)
+
+
+def _no_memory_for_a_row(f: Fault) -> None:
+    """In the last layer, with the rows of the others already there."""
+    real, layers = PageStore.put, [0]
+
+    def put(self: PageStore, *rows: Any) -> None:
+        layers[0] += 1
+        if layers[0] == f.backend._weights.architecture.n_layer:
+            raise MemoryError
+        real(self, *rows)
+
+    f.patch.setattr(PageStore, "put", put)
 
 
 def _truncate_the_state(f: Fault) -> None:
@@ -138,6 +158,9 @@ STRANDED = Cell(
 NO_MEMORY = Cell("injected", "the inference raises MemoryError", _no_memory_in_inference, "")
 NO_STATE = Cell("injected", "the runtime refuses a state write", _state_write_refused, "refuses the state")
 NO_SCORES = Cell("injected", "no memory for the attention scores", _no_memory_for_scores, "attention scores")
+NO_ANSWER = Cell("provoked", "the feed-forward of the last layer gives no answer", _abort, "gave no answer")
+LAYER_LOST = Cell("provoked", "the last layer lost a row behind the books' back", _lose_a_row_of_one_layer, "differ from")
+NO_ROW = Cell("injected", "no memory for the rows of the last layer", _no_memory_for_a_row, "no memory for the rows")
 UNFORESEEN = Cell("injected", "an exception that the backend did not foresee", _unforeseen, "nobody foresaw this")
 
 HAPPENS: dict[str, dict[str, dict[FatalClass, Cell]]] = {
@@ -170,6 +193,21 @@ HAPPENS: dict[str, dict[str, dict[FatalClass, Cell]]] = {
         "admit": {STATE: SPOILED, STREAM: UNFORESEEN},
         "snapshot": {STREAM: UNFORESEEN},
         "restore": {STATE: SPOILED},
+    },
+    "reference": {
+        "prefill": {PREFILL: NO_ANSWER, ALLOC: NO_ROW},
+        "decode_until": {DECODE: NO_ANSWER, ALLOC: NO_ROW},
+        "refill": {PREFILL: NO_ANSWER, ALLOC: NO_ROW},
+        "rebuild": {PREFILL: NO_ANSWER, ALLOC: NO_ROW, STREAM: UNFORESEEN},
+        "score": {PREFILL: NO_ANSWER, ALLOC: NO_ROW, STREAM: UNFORESEEN},
+        "truncate": {STREAM: LAYER_LOST, PREFILL: UNFORESEEN},
+        "evict": {STREAM: LAYER_LOST},
+        "shift": {STREAM: LAYER_LOST},
+        "export_block": {STREAM: LAYER_LOST},
+        "take_mass": {STREAM: UNFORESEEN},
+        "admit": {STATE: LAYER_LOST, STREAM: UNFORESEEN},
+        "snapshot": {STATE: LAYER_LOST, STREAM: UNFORESEEN},
+        "restore": {STATE: NO_ROW},
     },
 }
 """What can happen; everything else cannot, for the reason that `_cannot` gives."""

@@ -30,6 +30,8 @@ FACTORIES: dict[str, Callable[[SessionConfig], Backend]] = {
     "llama": conformance_backends.llama,
     "openvino": conformance_backends.openvino,
     "openvino_without_mirror": conformance_backends.openvino_without_mirror,
+    "reference": conformance_backends.reference,
+    "reference_markov_rs": conformance_backends.reference_markov_rs,
 }
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -62,7 +64,7 @@ def assert_not_applicable(factory: Callable[[SessionConfig], Backend], why: str)
         factory(dataclasses.replace(CONFORMANCE_CONFIG, options={"scores": "on"}))
 
 
-@pytest.mark.parametrize("backend", ["toy", "llama", "openvino"])
+@pytest.mark.parametrize("backend", ["toy", "llama", "openvino", "reference"])
 def test_only_false_flags_are_skipped_where_everything_can_be_done(backend: str) -> None:
     """A suite that skips what it should ask would pass on anything."""
     skipped = set()
