@@ -54,7 +54,7 @@ def calibrate(
     from kvtape.backends.errors import UsageError
     from kvtape.cli.files import write_whole
     from kvtape.cli.logs import opened
-    from kvtape.cli.output import canonical_json, emit, kvtape_version
+    from kvtape.cli.output import canonical_json, emit, kvtape_version, report_digest
     from kvtape.sim.costs.calibrate import calibrate as learn
     from kvtape.sim.costs.roofline import roofline_costs
 
@@ -74,7 +74,8 @@ def calibrate(
     if out is not None:
         write_whole(out, canonical_json(body) + "\n")
     said = {key: value for key, value in body.items() if key != "schema"}
-    emit("calibrate", said | {"out": None if out is None else str(out)}, _sections(costs), as_json=as_json)
+    where = {"out": None if out is None else str(out)}
+    emit("calibrate", said | where, _sections(costs), as_json=as_json, digest=report_digest(said))
     return 0
 
 

@@ -71,7 +71,9 @@ def simulate(
     sample: Annotated[
         int | None, typer.Option("--sample", metavar="N", help="With --log: write only N sessions.")
     ] = None,
-    sample_seed: Annotated[int, typer.Option("--sample-seed", metavar="S", help="Draws which ones.")] = 0,
+    sample_seed: Annotated[
+        int | None, typer.Option("--sample-seed", metavar="S", help="Draws which ones; default: 0.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Run a log's workload again in modelled time, decisions made anew.
@@ -119,15 +121,17 @@ def simulate(
     return 0
 
 
-def _sample(out: Path | None, share: float | None, count: int | None, seed: int) -> Sample | None:
+def _sample(out: Path | None, share: float | None, count: int | None, seed: int | None) -> Sample | None:
     from kvtape.backends.errors import UsageError
     from kvtape.sim.world.sampling import Sample
 
     if share is None and count is None:
+        if seed is not None:
+            raise UsageError("--sample-seed draws nothing by itself; give --sample or --sample-sessions")
         return None
     if out is None:
         raise UsageError("--sample-sessions and --sample say which events are written; give --log too")
-    return Sample(share, count, seed)
+    return Sample(share, count, seed or 0)
 
 
 def _recorded(

@@ -9,6 +9,7 @@ in it: these costs are hypothetical.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from kvtape.backends.modelled.work import WorkKind
@@ -47,6 +48,8 @@ def roofline_costs(text: str, *, machine: str | None, kvtape_version: str) -> Co
         for kind in TERMS
         if kind in rates
     }
+    if not all(math.isfinite(rate) for costs in kinds.values() for rate in costs.rates):
+        raise CostsError(f"--roofline {text!r}: rates beyond all numbers; look at the sizes")
     origin = Origin(
         backend="roofline",
         machine=machine,

@@ -54,6 +54,8 @@ class Settings:
             )
         if self.link_latency_ns < 0:
             raise SimulationError(f"a link latency of {self.link_latency_ns} ns; it cannot be negative")
+        if self.link_latency_ns and self.link_bytes_per_s is None:
+            raise SimulationError("a link latency without a link; give its bandwidth too")
         if self.memory_bytes is not None and self.memory_bytes < 1:
             raise SimulationError(f"a KV memory of {self.memory_bytes} bytes holds no context")
         at_pace(self.pace)

@@ -116,6 +116,8 @@ CANNOT_BE = [
     (["--pace", "1e-300"], "292 years"),
     (["--link-latency", "nan"], "--link-latency"),
     (["--link-latency", "-1"], "--link-latency"),
+    (["--link-latency", "5"], "without a link"),
+    (["--sample-seed", "5"], "draws nothing by itself"),
     (["--slot-dies", "never"], "slot failure"),
     (["--slot-dies", "1:9"], "slots 0 to 2"),
     (["--slot-dies", "1:" + "9" * 5000], "slot failure"),

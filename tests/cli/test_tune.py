@@ -131,12 +131,13 @@ def test_points_on_slots_that_die(asked: list[object]) -> None:
     by_slots = {row["slots"]: row for row in rows}
     assert by_slots[2]["unserved"] == by_slots[2]["turns"] > 0
     assert "slot 1 cannot fail" in by_slots[1]["error"]
-    said = json.loads(kvtape("tune", *asked, *one, "--trials", 2, "--link-latency", 1.2345678, "--slot-dies", "0").out)
+    link = ["--link", "1GiB", "--link-latency", 1.2345678]
+    said = json.loads(kvtape("tune", *asked, *one, "--trials", 2, *link, "--slot-dies", "0").out)
     assert "(slot 0)" not in said["rules"]["slot_failures"]
     assert "at 0 s" in said["rules"]["slot_failures"]
     command = said["commands"]["simulate"]
     assert "--slot-dies 0" in command
-    assert "--link-latency 1.2345678" in command
+    assert "--link 1GiB --link-latency 1.2345678" in command
     figures = json.loads(kvtape(*shlex.split(command)[1:], "--json").out)["figures"]
     assert (figures["slots_failed"], figures["ttft_p95_ns"]) == (1, said["best"]["ttft_p95_ns"])
 

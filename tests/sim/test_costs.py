@@ -266,7 +266,12 @@ def test_a_roofline_is_labelled_and_orders_costs() -> None:
     assert costs.cost_ns(Work("decode", 1)) == round((1.4e8 + 23040) / 2e10 * 1e9)
 
 
-@pytest.mark.parametrize("text", ["", "flops=1", "flops=1,flops=2", "flops=x", "flops=nan", "speed=1", "flops=-1"])
+BEYOND = "flops=1e-300,bytes_per_s=1e-300,params=1e300,weight_bytes=1e300,row_bytes=1"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "flops=1", "flops=1,flops=2", "flops=x", "flops=nan", "speed=1", "flops=-1", BEYOND]
+)
 def test_a_bad_roofline_says_what_to_write(text: str) -> None:
     with pytest.raises(CostsError, match="--roofline"):
         roofline_costs(text, machine=None, kvtape_version="1")
