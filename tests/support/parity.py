@@ -49,8 +49,6 @@ BACKENDS: dict[str, _Under] = {
     "openvino, scores": _Under("openvino", options={"scores": "on"}),
     "reference": _Under("reference"),
     "reference, scores": _Under("reference", options={"scores": "on"}),
-    "reference, YaRN": _Under("reference", {"yarn": 4}),
-    "reference, no removal (markov-rs)": _Under("reference", options={"engine": "markov-rs"}),
     "llama, no shift (YaRN)": _Under("llama", {"yarn": 4}),
     "llama, no removal (recurrent)": _Under("llama", {"arch": "mamba"}),
     "openvino, no removal (mirror=off)": _Under("openvino", options={"mirror": "off"}),

@@ -87,7 +87,7 @@ class ReferenceBackend(SessionCore):
     def rebuild(self, ranges: RangeSet, tokens: Sequence[int]) -> Computed:
         """The survivors computed anew beside the rows of now, which go once that is done."""
         with self._operation(FatalClass.PREFILL_FAILED):
-            rows, books, ids = self._rows.fresh(), Books(), np.empty(0, np.int32)
+            rows, books, sums = self._rows.fresh(), Books(), self._sums()
             computed = Computed(np.empty(0, np.float32), 0, 0)
             if ranges or tokens:
                 ids = check_tokens(tokens, self.facts.n_vocab)
@@ -96,10 +96,11 @@ class ReferenceBackend(SessionCore):
                 if len(ids) > self.n_ctx:
                     raise ContextOverflow(len(ids), self.n_ctx, "a rebuild must fit the context")
                 books = Books.ranked(ranges, tokens)
-                computed = self._computed(rows, ids, 0, None)
+                computed = self._computed(rows, ids, 0, sums)
             self._carrier = rows
             self._settle(books, FatalClass.PREFILL_FAILED)
-            self._forget_attention(len(ids))
+            self._forget_attention()
+            self._count(sums, computed.tokens)
             return computed
 
     # -- surgery --------------------------------------------------------------------------------------------------
@@ -202,8 +203,8 @@ class ReferenceBackend(SessionCore):
     def take_mass(self) -> AttentionMass:
         """Queries of refills and rebuilds count too, those of probes and of what was cancelled do not.
 
-        A row that leaves loses its mass for good: one that is admitted or refilled begins at zero, and after a rebuild
-        or a restore all do. A shift changes nothing.
+        A row that leaves loses its mass for good: one that is admitted or refilled begins at zero, and in a rebuild or
+        a restore all do. A shift changes nothing.
         """
         with self._operation(FatalClass.STREAM_NOT_REVERSIBLE):
             self._need("take_mass", "attention_scores")

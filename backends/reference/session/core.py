@@ -190,8 +190,7 @@ class SessionCore:
         if self._ledger is not None and sums is not None:
             count(self._ledger, sums, self._books, n_queries)
 
-    def _forget_attention(self, n_queries: int = 0) -> None:
+    def _forget_attention(self) -> None:
         """Other rows took the place of all: they begin at zero. The queries were computed all the same."""
         if self._ledger is not None:
-            self._ledger.n_queries += n_queries
             self._ledger.retain(np.zeros(0, np.int64))
