@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kvtape.backends.clock import MonotonicClock
 from kvtape.backends.protocol import Engine, SessionConfig
+from kvtape.backends.reference.weights import Weights
 from kvtape.backends.registry import open_engine
 from kvtape.backends.session import Session
 from kvtape.cli.models import demo_model
@@ -22,12 +23,12 @@ from kvtape.cli.recording import live_run
 from kvtape.planner.events import Op
 from kvtape.planner.residency import ResidencyState
 from kvtape.planner.specs import parse_policy
+from kvtape.replay.covered import covered_weights
 from kvtape.replay.lineage import LineageBuilder
 from kvtape.replay.performer import Performer
 from kvtape.replay.runner import run_session
 from kvtape.replay.story import Story, read_story
 from kvtape.replay.targets import parse_target
-from kvtape.replay.weights import Weights
 from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import Recorder
 
@@ -78,7 +79,7 @@ def judged_seconds(story: Story, engine: Engine, weights: Weights) -> float:
 def main() -> int:
     """Exit 0; a replay that diverges is an error."""
     path = demo_model()
-    engine, weights = open_engine("llama", path), Weights(path)
+    engine, weights = open_engine("llama", path), covered_weights(path)
     with tempfile.TemporaryDirectory() as folder:
         story = record(engine, Path(folder) / "bench.duckdb")
     pairs = [(raw_seconds(story, engine), judged_seconds(story, engine, weights)) for _ in range(ROUNDS)]

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtape.replay.rotary import Rotary
-from kvtape.replay.weights import Weights
+from kvtape.backends.reference.blas import one_blas_thread
+from kvtape.backends.reference.rope import Rotary
+from kvtape.backends.reference.steps import embed, key_values
+from kvtape.backends.reference.weights import Weights
 
 __all__ = ["Identified", "KeyTable"]
 
@@ -26,11 +28,11 @@ class Identified:
 
 
 class KeyTable:
-    """Unrotated layer-0 keys of some tokens, from the weights: embedding, norm, projection, bias, key norm."""
+    """Layer-0 keys of some tokens at position 0, computed from the weights as the reference computes them."""
 
     def __init__(self, weights: Weights, tokens: Ints) -> None:
-        self._shape = weights.shape
-        self._rotary = Rotary.of(weights.shape)
+        self._rotary = weights.architecture.rotaries[0]
+        self._n_heads = weights.architecture.shape.n_head_kv
         self._tokens = np.unique(tokens)
         blocks = [self._tokens[i : i + _TOKEN_BLOCK] for i in range(0, len(self._tokens), _TOKEN_BLOCK)]
         self._keys = np.concatenate([_keys(weights, block) for block in blocks])
@@ -41,7 +43,7 @@ class KeyTable:
 
         `claimed` tokens must be among the table's; a row that is not a number is infinitely far from all of them.
         """
-        keys = unrotated(self._rotary, rows, positions, self._shape.n_head_kv)
+        keys = unrotated(self._rotary, rows, positions, self._n_heads)
         squares = np.einsum("ij,ij->i", keys, keys)
         distances = squares[:, None] + self._squares - 2 * (keys @ self._keys.T)
         distances[~np.isfinite(distances)] = np.inf
@@ -52,24 +54,12 @@ class KeyTable:
 
 
 def unrotated(rotary: Rotary, rows: npt.NDArray[Any], positions: Ints, n_heads: int) -> npt.NDArray[np.float64]:
-    """Rows `[n, n_heads * head_dim]` in float64, turned back from their cache positions."""
-    heads = rows.astype(np.float64).reshape(len(rows), n_heads, -1).transpose(1, 0, 2)
-    back = rotary.rotate(heads, -positions).transpose(1, 0, 2)
-    return np.ascontiguousarray(back).reshape(len(rows), -1)
+    """Rows `[n, n_heads * head_dim]` in float64, turned back from their cache positions to position 0."""
+    heads = rows.astype(np.float64).reshape(len(rows), n_heads, -1)
+    return rotary.turn(heads, -positions).reshape(len(rows), -1)
 
 
 def _keys(weights: Weights, tokens: Ints) -> npt.NDArray[np.float64]:
-    shape = weights.shape
-    x = _rms(weights.embed(tokens).astype(np.float64), shape.rms_eps) * weights.tensor("blk.0.attn_norm.weight")
-    keys = x @ weights.tensor("blk.0.attn_k.weight").T.astype(np.float64)
-    bias = weights.optional("blk.0.attn_k.bias")
-    if bias is not None:
-        keys = keys + bias
-    norm = weights.optional("blk.0.attn_k_norm.weight")
-    if norm is not None:
-        keys = (_rms(keys.reshape(len(keys), shape.n_head_kv, -1), shape.rms_eps) * norm).reshape(len(keys), -1)
-    return np.asarray(keys)
-
-
-def _rms(x: npt.NDArray[np.float64], eps: float) -> npt.NDArray[np.float64]:
-    return np.asarray(x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps))
+    with one_blas_thread():
+        keys, _ = key_values(weights, 0, embed(weights, tokens), np.zeros(len(tokens), np.int64))
+    return keys.reshape(len(tokens), -1).astype(np.float64)

@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.protocol import Backend, KvRows, Witness
+from kvtape.backends.reference.weights import Weights
 from kvtape.planner.layout import Layout, normalise
 from kvtape.replay.findings import Finding, Tolerances, as_pairs
 from kvtape.replay.identity import KeyTable
 from kvtape.replay.ledger import LedgerRows, RowFault, RowLedger
 from kvtape.replay.lineage import LineageBuilder, Rows
-from kvtape.replay.rotary import Rotary
-from kvtape.replay.weights import Weights
 
 __all__ = ["Judge", "Verdict"]
 
@@ -46,9 +45,9 @@ class Judge:
     def __init__(self, weights: Weights | None, tokens: Ints, tolerances: Tolerances) -> None:
         self._tolerances = tolerances
         self._table = KeyTable(weights, tokens) if weights is not None and len(tokens) else None
-        rotary = Rotary.of(weights.shape) if weights is not None else None
-        n_kv_heads = weights.shape.n_head_kv if weights is not None else 1
-        self._ledger = RowLedger(rotary, n_kv_heads, tolerances.moved_key)
+        rotaries = weights.architecture.rotaries if weights is not None else None
+        n_kv_heads = weights.architecture.shape.n_head_kv if weights is not None else 1
+        self._ledger = RowLedger(rotaries, n_kv_heads, tolerances.moved_key)
 
     def look(self, expected: LineageBuilder, backend: Backend) -> Verdict:
         """Books, positions, row counts, then identity, ledger and mirror of every row."""

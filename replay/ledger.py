@@ -7,6 +7,7 @@ right in layer 0 and wrong in layer k, has right keys and wrong values, or turns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.protocol import KvRows
-from kvtape.replay.rotary import Rotary
+from kvtape.backends.reference.rope import Rotary
 
 __all__ = ["LedgerRows", "RowFault", "RowLedger"]
 
@@ -49,11 +50,11 @@ class RowFault:
 class RowLedger:
     """`see` compares and remembers. Rows are kept while their slot is in `reachable`, so memory follows the cache.
 
-    Without `rotary` the keys of moved rows are not compared, only their values.
+    Without `rotaries` (of each layer) the keys of moved rows are not compared, only their values.
     """
 
-    def __init__(self, rotary: Rotary | None, n_kv_heads: int, moved_tolerance: float) -> None:
-        self._rotary, self._n_kv_heads, self._moved_tolerance = rotary, n_kv_heads, moved_tolerance
+    def __init__(self, rotaries: Sequence[Rotary] | None, n_kv_heads: int, moved_tolerance: float) -> None:
+        self._rotaries, self._n_kv_heads, self._moved_tolerance = rotaries, n_kv_heads, moved_tolerance
         self._current: LedgerRows | None = None
         self._away: list[LedgerRows] = []
 
@@ -87,15 +88,14 @@ class RowLedger:
             faults += _unequal(
                 "keys changed in place", layer, slots[stayed], _pick(key_then, stayed), _pick(key_now, stayed)
             )
-            if len(moved) and self._rotary is not None:
-                turned = self._turn(self._rotary, key_then[moved], new[moved] - old[moved])
+            if len(moved) and self._rotaries is not None:
+                turned = self._turn(self._rotaries[layer], key_then[moved], new[moved] - old[moved])
                 faults += self._misturned(layer, slots[moved], turned, key_now[moved])
         return faults
 
     def _turn(self, rotary: Rotary, keys: Array, deltas: Ints) -> npt.NDArray[np.float64]:
-        heads = keys.astype(np.float64).reshape(len(keys), self._n_kv_heads, -1).transpose(1, 0, 2)
-        turned = rotary.rotate(heads, deltas).transpose(1, 0, 2)
-        return np.ascontiguousarray(turned).reshape(len(keys), -1)
+        heads = keys.astype(np.float64).reshape(len(keys), self._n_kv_heads, -1)
+        return rotary.turn(heads, deltas).reshape(len(keys), -1)
 
     def _misturned(self, layer: int, slots: Ints, want: Array, got: Array) -> list[RowFault]:
         apart = _relative(want, got)

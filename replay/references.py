@@ -12,11 +12,11 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from kvtape.backends.reference.weights import Weights
 from kvtape.replay.checkpoints import Checkpoint, plan_checkpoints
-from kvtape.replay.dense import DenseModel, reference_logits
+from kvtape.replay.dense import reference_logits
 from kvtape.replay.lineage import LineageBuilder, LineageWay
 from kvtape.replay.story import Story
-from kvtape.replay.weights import Weights
 
 __all__ = ["References"]
 
@@ -35,7 +35,7 @@ class References:
     """One worker thread that computes, story by story, the reference of each way; close it to stop early."""
 
     def __init__(self, weights: Weights, stories: Sequence[Story], ways: Iterable[LineageWay]) -> None:
-        self._model, self._stories = DenseModel(weights), stories
+        self._weights, self._stories = weights, stories
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvtape-reference")
         self._futures: dict[_Key, Future[_Reference]] = {}
@@ -78,5 +78,5 @@ class References:
                 slots.update({(seq, k): first + k - 1 for seq, k in wanted if seq == event.seq})
         places = sorted(slots, key=lambda place: slots[place])
         at = np.array([slots[place] for place in places], np.int64)
-        logits = reference_logits(self._model, builder.lineage(), at, self._stop.is_set)
+        logits = reference_logits(self._weights, builder.lineage(), at, self._stop.is_set)
         return _Reference({place: i for i, place in enumerate(places)}, logits)

@@ -14,11 +14,13 @@ from threadpoolctl import threadpool_limits
 
 from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import Engine
+from kvtape.backends.reference.weights import Weights
 from kvtape.backends.registry import open_engine as registry_open
 from kvtape.capacity.fingerprint import fingerprint_difference, has_weights
 from kvtape.capacity.model import read_model
 from kvtape.planner.events import Event
 from kvtape.planner.rows import RunRow, SessionRow, TokensRow
+from kvtape.replay.covered import ModelNotCovered, covered_weights
 from kvtape.replay.findings import Gate
 from kvtape.replay.references import References
 from kvtape.replay.report import BackendReport, ReplayReport, SessionReport
@@ -27,12 +29,11 @@ from kvtape.replay.story import Divergence, Story, read_story
 from kvtape.replay.surrogates import text_ids, with_surrogates
 from kvtape.replay.targets import Target, parse_target
 from kvtape.replay.verdicts import SessionNumbers, below_gate, between_backends, session_numbers
-from kvtape.replay.weights import ModelNotCovered, Weights
 
 __all__ = ["OpenEngine", "RecordedLog", "replay"]
 
 OpenEngine = Callable[[str, Path, Mapping[str, str]], Engine]
-REFERENCE = "numpy float32, one forward over the way's own lineage"
+REFERENCE = "the reference in float32, one forward over the way's own lineage"
 
 
 class RecordedLog(Protocol):
@@ -103,15 +104,15 @@ def _story(log: RecordedLog, run_id: str, row: SessionRow, model: _Model) -> Sto
 
 
 class _Model:
-    """The model file: its fingerprint, its weights where the numpy code covers it, else the reason why not."""
+    """The model file: its fingerprint, its weights where the reference covers it, else the reason why not."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.weights: Weights | None = None
         self.reason: str | None = None
         try:
-            self.weights = Weights(path)
-            self.fingerprint = self.weights.shape.fingerprint
+            self.weights = covered_weights(path)
+            self.fingerprint = self.weights.architecture.shape.fingerprint
         except ModelNotCovered as err:
             self.reason = str(err)
             self.fingerprint = read_model(path).fingerprint

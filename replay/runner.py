@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 
 from kvtape.backends.errors import KvtapeError, UnsupportedOperation
 from kvtape.backends.protocol import Backend, Engine, Logits
+from kvtape.backends.reference.weights import Weights
 from kvtape.planner.events import Event, Op
 from kvtape.planner.layout import Layout, normalise
 from kvtape.planner.residency import RESIDENCY_OPS, ResidencyState
 from kvtape.planner.residency_state import UNBOUNDED
 from kvtape.replay.checkpoints import Checkpoint, plan_checkpoints
+from kvtape.replay.covered import key_storage
 from kvtape.replay.findings import Finding, Tolerances
 from kvtape.replay.judge import Judge
 from kvtape.replay.lineage import LineageBuilder
 from kvtape.replay.performer import Performer
 from kvtape.replay.story import Divergence, Story
 from kvtape.replay.targets import Target
-from kvtape.replay.weights import Weights
 
 __all__ = ["Progress", "SessionRun", "run_session"]
 
@@ -68,7 +69,7 @@ def run_session(
 class _Run:
     def __init__(self, story: Story, target: Target, backend: Backend, weights: Weights | None) -> None:
         # Without weights nothing is identified, so that tolerance is never used.
-        storage = weights.storage("token_embd.weight", "blk.0.attn_k.weight") if weights else "quantised"
+        storage = key_storage(weights) if weights else "quantised"
         tolerances = Tolerances.of(weights=storage, kv_type_k=backend.config.kv_type_k)
         self._story, self._target, self._backend = story, target, backend
         remove_tail = backend.capabilities.remove_tail

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvtape.backends.reference.weights import Weights
 from kvtape.planner import residency
-from kvtape.replay.dense import DenseModel, reference_logits
+from kvtape.replay.covered import ModelNotCovered, covered_weights, key_storage
+from kvtape.replay.dense import reference_logits
 from kvtape.replay.lineage import LineageBuilder, prune
-from kvtape.replay.weights import ModelNotCovered, Weights
 from support.oracle import OracleModel
 from support.scripted import Script
 from support.sessions import play_on_oracle, random_scripts
@@ -25,6 +26,7 @@ SHAPES = {
     "llama-tied": {"arch": "llama", "tied": True},
     "qwen2": {"arch": "qwen2", "n_head": 4, "n_head_kv": 2, "head_dim": 32},
     "qwen3": {"arch": "qwen3"},
+    "packed": {"arch": "llama", "weights": "q8_0"},
 }
 WAYS = st.sampled_from(["log", "recompute"])
 slow_ok = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
@@ -33,15 +35,14 @@ slow_ok = settings(max_examples=10, deadline=None, suppress_health_check=list(He
 @dataclass(frozen=True)
 class Models:
     oracle: OracleModel
-    single: DenseModel
-    double: DenseModel
+    single: Weights
+    double: Weights
 
 
 @pytest.fixture(scope="module", params=sorted(SHAPES))
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
     path = write_tiny(tmp_path_factory.mktemp("tiny") / f"{request.param}.gguf", **SHAPES[request.param])
-    weights = Weights(path)
-    return Models(OracleModel(path), DenseModel(weights), DenseModel(weights, np.float64))
+    return Models(OracleModel(path), covered_weights(path), Weights(path, np.float64))
 
 
 def build(script: Script, way: str) -> tuple[LineageBuilder, dict[tuple[int, int], int]]:
@@ -117,20 +118,20 @@ def test_quantised_weights_are_dequantised(tmp_path: Path) -> None:
     script.prefill([5, 9, 200, 31])
     want = play_on_oracle(script.events, script.tokens, OracleModel(path))
     builder, slots = build(script, "log")
-    got = reference_logits(DenseModel.from_gguf(path), builder.lineage(), np.array([slots[1, 4]]))
+    got = reference_logits(covered_weights(path), builder.lineage(), np.array([slots[1, 4]]))
     np.testing.assert_allclose(got[0], want[1, 4], atol=1e-5)
-    assert Weights(path).storage("blk.0.attn_k.weight") == "quantised"
-    assert Weights(path).storage("blk.0.attn_norm.weight") == "f32"
+    assert key_storage(covered_weights(path)) == "quantised"
+    assert key_storage(covered_weights(write_tiny(tmp_path / "f32.gguf"))) == "f32"
+    assert key_storage(covered_weights(write_tiny(tmp_path / "f16.gguf", weights="f16"))) == "half"
 
 
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        ({"arch": "llama", "yarn": 4}, "RoPE scaling yarn"),
-        ({"arch": "gemma3"}, "architecture gemma3"),
+        ({"arch": "gemma3"}, "a sliding window of 64"),
         ({"arch": "lfm2"}, "architecture lfm2"),
     ],
 )
 def test_uncovered_models_are_refused(tmp_path: Path, overrides: dict[str, object], why: str) -> None:
     with pytest.raises(ModelNotCovered, match=why):
-        DenseModel.from_gguf(write_tiny(tmp_path / "odd.gguf", **overrides))  # type: ignore[arg-type]
+        covered_weights(write_tiny(tmp_path / "odd.gguf", **overrides))  # type: ignore[arg-type]

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pytest
 
 from kvtape.backends.protocol import KvRows, Witness
+from kvtape.backends.reference.weights import Weights
 from kvtape.planner.layout import Layout, Segment
 from kvtape.planner.residency import ResidencyState, apply
 from kvtape.replay.findings import Tolerances
 from kvtape.replay.judge import Judge, Verdict
 from kvtape.replay.lineage import LineageBuilder
-from kvtape.replay.weights import Weights
 from support.oracle import OracleModel, OracleSession
 from support.scripted import Script
 from support.tiny_gguf import write_tiny

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtape.backends.protocol import KvRows
+from kvtape.backends.reference.rope import Rotary, plain_frequencies
 from kvtape.replay.ledger import LedgerRows, RowLedger
-from kvtape.replay.rotary import Rotary
 
-ROTARY = Rotary(base=10000.0, dims=8, pairs="interleaved")
+ROTARY = Rotary(plain_frequencies(10000.0, 8), "interleaved")
 EVERY = np.arange(1000)
 
 
@@ -22,15 +22,15 @@ def rows_of(slots: list[int], positions: list[int]) -> LedgerRows:
     keys, values = [], []
     for layer in range(2):
         drawn = [np.random.default_rng([s, layer]).normal(size=(2, 2, 8)) for s in slots]
-        base = np.array([d[0] for d in drawn]).reshape(len(slots), 2, 8).transpose(1, 0, 2)
-        turned = ROTARY.rotate(base, np.array(positions, np.int64)).transpose(1, 0, 2)
+        base = np.array([d[0] for d in drawn]).reshape(len(slots), 2, 8)
+        turned = ROTARY.rotate(base, np.array(positions, np.int64))
         keys.append(turned.reshape(len(slots), 16).astype(np.float32))
         values.append(np.array([d[1] for d in drawn]).reshape(len(slots), 16).astype(np.float32))
     return LedgerRows(np.array(slots, np.int64), np.array(positions, np.int64), KvRows(tuple(keys), tuple(values)))
 
 
 def ledger() -> RowLedger:
-    return RowLedger(ROTARY, 2, 1e-3)
+    return RowLedger([ROTARY] * 2, 2, 1e-3)
 
 
 moves = st.lists(

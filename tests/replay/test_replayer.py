@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from kvtape.backends.errors import EnvironmentProblem, UnsupportedOperation, UsageError
+from kvtape.backends.errors import UnsupportedOperation, UsageError
 from kvtape.backends.protocol import Choose, Computed, DecodeRun, Engine, Logits
 from kvtape.backends.registry import open_engine
 from kvtape.capacity.model import read_model
@@ -312,7 +312,8 @@ def test_an_older_log_is_compared_by_the_five_parts_it_has(model: Path) -> None:
         (("llama:way=fast",), SpecError, "allowed: native, recompute"),
         (("llama:threads=0",), SpecError, "at least 1"),
         (("llama:colour=red",), UsageError, "option of llama .colour."),
-        (("reference",), EnvironmentProblem, "not part of this version"),
+        (("reference:engine=markov",), UsageError, "unknown engine .markov."),
+        (("reference:engine=standard:window=64",), UsageError, "without an event"),
     ],
 )
 def test_targets_that_cannot_be(model: Path, on: tuple[str, ...], error: type[Exception], why: str) -> None:
@@ -333,8 +334,23 @@ def test_target_specs_are_split_between_replay_and_engine() -> None:
     assert (target.threads, target.options) == (2, {"mirror": "off"})
 
 
-def test_a_model_that_numpy_does_not_cover_is_judged_by_residency_and_never_called_equal(tmp_path: Path) -> None:
-    odd = write_tiny(tmp_path / "yarn.gguf", yarn=4)
+@pytest.mark.parametrize("odd", [{"yarn": 4}, {"arch": "qwen2moe"}], ids=["yarn", "experts"])
+def test_what_the_reference_computes_is_identified_and_compared(odd: dict[str, Any], tmp_path: Path) -> None:
+    """Scaled keys are told apart from the tokens' own, experts compute what llama.cpp's do."""
+    model = write_tiny(tmp_path / "odd.gguf", **odd)
+    script = Script()
+    script.prefill(list(range(3, 40)))
+    script.evict(4, 9)
+    script.decode([50])
+    report = run(log_of(model, script), model, "llama", "llama:way=recompute", "reference", "reference:way=recompute")
+    assert report.equal, report.first_divergence
+    for told in report.to_json()["backends"]:
+        assert told["witness_identities"] > 0
+        assert told["max_kl"] < 1e-6
+
+
+def test_a_model_that_is_not_covered_is_judged_by_residency_and_never_called_equal(tmp_path: Path) -> None:
+    odd = write_tiny(tmp_path / "windowed.gguf", "gemma3")
     script = Script()
     script.prefill(list(range(3, 40)))
     script.evict(4, 9)
@@ -357,7 +373,7 @@ def test_progress_counts_events(model: Path, loaded: OpenEngine) -> None:
     assert seen == [("s0", i, n) for i in range(n)]
 
 
-def test_a_quantised_model_passes_the_gate_on_both_engines(tmp_path: Path) -> None:
+def test_a_quantised_model_passes_the_gate_on_every_engine(tmp_path: Path) -> None:
     path = write_tiny(tmp_path / "q8.gguf", weights="q8_0", n_embd=128, head_dim=64)
     script = Script()
     script.prefill([int(t) for t in np.random.default_rng(0).integers(3, 300, 60)])
@@ -365,8 +381,9 @@ def test_a_quantised_model_passes_the_gate_on_both_engines(tmp_path: Path) -> No
     script.decode([7, 8, 9])
     report = run(log_of(path, script, kv_type_k="f16", kv_type_v="f16"), path)
     assert report.equal, report.to_json()
-    llama, openvino = report.backends
+    llama, openvino, own = report.backends
     assert (llama.kv_types, llama.tolerances.identity) == ("f16/f16", 0.05)
+    assert own.kv_types == "f32/f32"
     assert openvino.kv_types == "f32/f32"
 
 

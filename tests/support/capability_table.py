@@ -199,10 +199,15 @@ REFUSED: tuple[Refused, ...] = (
         for arch in ("gemma3", "gpt-oss", "lfm2", "mamba", "qwen2vl")
     ),
     Refused("openvino", "deepseek2", "is not proven on OpenVINO", model={"arch": "latent", "absorbed": True}),
-    *(Refused("reference", arch, f"architecture {arch}", model={"arch": arch}) for arch in ("gpt-oss", "lfm2", "mamba")),
+    *(
+        Refused("reference", arch, f"architecture {arch}", model={"arch": arch})
+        for arch in ("gpt-oss", "lfm2", "mamba")
+    ),
     Refused("reference", "engine apollo", "carries no session", config=on(engine="apollo")),
     Refused("reference", "an engine with a window", "without an event", config=on(engine="standard:window=64")),
-    Refused("reference", "scores with another engine", "needs engine=standard", config=on(scores="on", engine="no-cache")),
+    Refused(
+        "reference", "scores with another engine", "needs engine=standard", config=on(scores="on", engine="no-cache")
+    ),
 )
 
 _folder = tempfile.TemporaryDirectory(prefix="kvtape-capabilities-")

@@ -17,11 +17,12 @@ from kvtape.backends.llama.blob import LayerRows, SequenceState, build_sequence
 from kvtape.backends.llama.session import LlamaBackend
 from kvtape.backends.openvino.session import OpenVinoBackend
 from kvtape.backends.protocol import Backend, Choose, Computed, DecodeRun, Engine, Logits, SessionConfig, Witness
+from kvtape.backends.reference.rope import Rotary, plain_frequencies
+from kvtape.backends.reference.session.backend import ReferenceBackend
 from kvtape.backends.registry import open_engine
 from kvtape.capacity.model import read_model
 from kvtape.planner import layout as lay
 from kvtape.planner.layout import Layout
-from kvtape.replay.rotary import Rotary
 
 __all__ = ["FAULTS", "LyingBackend", "opens_with", "tamper"]
 
@@ -41,6 +42,15 @@ def tamper(backend: Backend, change: Callable[[Rows, Rows, npt.NDArray[np.int64]
             values=tuple(LayerRows(v.ggml_type, n.view(np.uint8)) for v, n in zip(cache.values, values, strict=True)),
         )
         backend._memory.load(build_sequence(SequenceState(0, (changed,))))
+        return
+    if isinstance(backend, ReferenceBackend):
+        seen = backend.witness()
+        flat = [[rows.copy() for rows in part] for part in (seen.rows.keys, seen.rows.values)]
+        change(*flat, seen.cache_positions)
+        for store, keys, values in zip(backend._surgery.layers, *flat, strict=True):
+            heads = store.rows(0, store.stop)[1].shape[1]
+            store.remove(0, store.stop)
+            store.put(seen.cache_positions, *(rows.reshape(len(rows), heads, -1) for rows in (keys, values)))
         return
     assert isinstance(backend, OpenVinoBackend)
     runner = backend._state._engine()
@@ -94,13 +104,14 @@ class LyingBackend:
     def turn_again(self, layers: slice, cache_start: int, delta: int) -> None:
         """Rotate the keys from `cache_start` on by `delta`, in these layers, without moving them."""
         shape = read_model(self._inner.facts.path)
+        rotary = Rotary(plain_frequencies(shape.rope_base, shape.rope_dims), shape.rope_pairs)
 
         def change(keys: Rows, values: Rows, positions: npt.NDArray[np.int64]) -> None:
             which = np.flatnonzero(positions >= cache_start)
             for rows in keys[layers]:
-                heads = rows[which].reshape(len(which), shape.n_head_kv, -1).transpose(1, 0, 2)
-                turned = Rotary.of(shape).rotate(heads, np.full(len(which), delta))
-                rows[which] = turned.transpose(1, 0, 2).reshape(len(which), -1)
+                heads = rows[which].reshape(len(which), shape.n_head_kv, -1)
+                turned = rotary.turn(heads, np.full(len(which), delta))
+                rows[which] = turned.reshape(len(which), -1)
 
         tamper(self._inner, change)
 
