@@ -1,13 +1,13 @@
 """Every KV engine beside `standard` on the demo model, and three of them against a loop that is no engine. JSON lines.
 
     python benchmarks/bench_engines.py [--engine SPEC ...] [--prompts N] [--prompt N] [--steps N] [--streams N]
-                                       [--stream-tokens N] [--window N] [--packed] [--model F]
+                                       [--stream-tokens N] [--window N] [--every N] [--packed] [--model F]
 
 Prompts are stretches of the shipped essay, and behind each the text's own tokens are given, to every engine and to
 `standard`.
 
-accuracy            a row of `kvtape bench --json`, with CPU time in place of time; `step_times` is that of a step over
-                    that of a step of `standard` in the same run
+accuracy            after every `--every` prompts a row of `kvtape bench --json`, with CPU time in place of time;
+                    `step_times` is that of a step over that of a step of `standard` in the same run
 streams             on how many of `--streams` prompts `standard`, `markov-bounded` (`standard:window=N`) and `none` say
                     the very tokens that `generate_cached` says
 
@@ -33,7 +33,7 @@ import llama_cpp
 from kvtape.backends.reference.engines import engine_entries, parse_engine
 from kvtape.backends.reference.weights import Weights
 from kvtape.cli.models import demo_model
-from kvtape.eval.engine_accuracy import compare_engines
+from kvtape.eval.engine_accuracy import EngineComparison
 from kvtape.eval.engine_cases import EngineCase, text_cases
 from kvtape.eval.engine_report import accuracy_row
 from kvtape.eval.engine_streams import parted_streams
@@ -65,15 +65,21 @@ def main() -> int:
     args = _arguments()
     weights = Weights(args.model, packed=args.packed)
     cases = _cases(args.model, args.prompts, args.prompt, args.steps)
-    broken = False
-    if args.engine:
-        choices = [parse_engine(spec) for spec in args.engine]
-        tracks = compare_engines(weights, choices, cases, steps=args.steps, top_k=5, clock=CpuClock())
-        for track in tracks:
-            row = accuracy_row(track, weights.report())
-            broken |= row["kept"] is False or not row["served"]
-            print(json.dumps({"what": "accuracy", **row}), flush=True)
+    broken = bool(args.engine) and _accuracy(weights, cases, args)
     return int(_streams(weights, cases[: args.streams], args.stream_tokens, args.window) or broken)
+
+
+def _accuracy(weights: Weights, cases: list[EngineCase], args: argparse.Namespace) -> bool:
+    """Whether a promise was broken. The rows so far after every few prompts."""
+    choices = [parse_engine(spec) for spec in args.engine]
+    comparison = EngineComparison(weights, choices, steps=args.steps, top_k=5, clock=CpuClock())
+    for number, case in enumerate(cases, 1):
+        comparison.add(case)
+        if number % args.every == 0 or number == len(cases):
+            rows = [accuracy_row(track, weights.report()) for track in comparison.tracks]
+            for row in rows:
+                print(json.dumps({"what": "accuracy", **row}), flush=True)
+    return any(row["kept"] is False or not row["served"] for row in rows)
 
 
 def _arguments() -> argparse.Namespace:
@@ -85,6 +91,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=20)
     parser.add_argument("--stream-tokens", type=int, default=16)
     parser.add_argument("--window", type=int, default=16)
+    parser.add_argument("--every", type=int, default=5, help="rows after so many prompts")
     parser.add_argument("--packed", action="store_true")
     parser.add_argument("--model", type=Path, default=None)
     args = parser.parse_args()

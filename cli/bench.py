@@ -115,7 +115,7 @@ def _run(
     from kvtape.cli.models import demo_model
     from kvtape.cli.output import emit, report_digest
     from kvtape.cli.progress import progress
-    from kvtape.eval.engine_accuracy import compare_engines
+    from kvtape.eval.engine_accuracy import EngineComparison
     from kvtape.eval.engine_report import accuracy_row, timeless
 
     path = model if model is not None else demo_model()
@@ -123,12 +123,13 @@ def _run(
     with vocabulary(path) as words:
         cases = _cases(words, asked)
         fingerprint = words.facts.fingerprint
+    comparison = EngineComparison(weights, choices, steps=asked.steps, top_k=top_k, clock=MonotonicClock())
     with progress("measuring") as shown:
-        tracks = compare_engines(
-            weights, choices, cases, steps=asked.steps, top_k=top_k, clock=MonotonicClock(), progress=shown.update
-        )
+        for number, case in enumerate(cases):
+            shown.update(number, len(cases), case.name)
+            comparison.add(case)
     report = weights.report()
-    rows = [accuracy_row(track, report) for track in tracks]
+    rows = [accuracy_row(track, report) for track in comparison.tracks]
     body: dict[str, Any] = {
         "model": fingerprint,
         "prompts": len(cases),

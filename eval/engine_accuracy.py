@@ -7,7 +7,7 @@ What was served and what matched are apart: a step that an engine refused or los
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ from kvtape.eval.engine_cases import EngineCase
 from kvtape.eval.engine_runs import EngineRun, run_case
 from kvtape.eval.nll import kl_divergence, log_softmax
 
-__all__ = ["EngineTrack", "Step", "compare_engines", "row_cosines"]
+__all__ = ["EngineComparison", "EngineTrack", "Step", "row_cosines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,44 +70,43 @@ class EngineTrack:
     window_tokens: int | None = None
 
 
-def compare_engines(
-    weights: Weights,
-    choices: Sequence[EngineChoice],
-    cases: Sequence[EngineCase],
-    *,
-    steps: int,
-    top_k: int,
-    clock: Clock,
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
-) -> list[EngineTrack]:
-    """One track for each choice, in order. Each runs anew on every case, `standard` too where it is asked for.
+class EngineComparison:
+    """One track for each choice, in order, that grows by every case. Each runs anew, a `standard` among them too.
 
-    Raises what `standard` raises: there is nothing to compare with then.
+    `steps`: decode steps behind each prompt. `top_k`: how many of the most likely tokens are compared.
     """
-    tracks = [EngineTrack(choice, make_engine(choice).info) for choice in choices]
-    standard = parse_engine("standard")
-    total = len(cases) * (1 + len(tracks))
-    # Plain weights are unpacked at their first use, which is no engine's own cost.
-    run_case(standard, weights, EngineCase("warm", cases[0].prompt[:1]), 1, clock, None)
-    for number, case in enumerate(cases):
-        progress(number * (1 + len(tracks)), total, "standard")
-        exact = run_case(standard, weights, case, steps, clock, case.continuation)
+
+    def __init__(
+        self, weights: Weights, choices: Sequence[EngineChoice], *, steps: int, top_k: int, clock: Clock
+    ) -> None:
+        self.tracks = [EngineTrack(choice, make_engine(choice).info) for choice in choices]
+        self._weights, self._steps, self._top_k, self._clock = weights, steps, top_k, clock
+        self._standard = parse_engine("standard")
+        self._n_cases = 0
+
+    def add(self, case: EngineCase) -> None:
+        """Raises what `standard` raises: there is nothing to compare with then."""
+        if not self._n_cases:
+            # Plain weights are unpacked at their first use, which is no engine's own cost.
+            self._run(self._standard, EngineCase("warm", case.prompt[:1]), None)
+        exact = self._run(self._standard, case, case.continuation)
         if exact.problem is not None:
             raise exact.problem
         said = [log_softmax(row) for row in exact.logits]
-        for i, track in enumerate(tracks):
-            progress(number * (1 + len(tracks)) + 1 + i, total, track.info.spec)
-            unpacked = weights.report().tiles_unpacked
-            run = run_case(track.choice, weights, case, steps, clock, exact.tokens)
-            track.tiles_unpacked += weights.report().tiles_unpacked - unpacked
+        for track in self.tracks:
+            unpacked = self._weights.report().tiles_unpacked
+            run = self._run(track.choice, case, exact.tokens)
+            track.tiles_unpacked += self._weights.report().tiles_unpacked - unpacked
             _take_in(track, run, case)
             # Of as many steps as the engine served.
-            track.exact_ns += exact.step_ns * max(0, len(run.logits) - 1) // steps
-            track.steps += _compared(number, case, exact, said, run, top_k)
+            track.exact_ns += exact.step_ns * max(0, len(run.logits) - 1) // self._steps
+            track.steps += _compared(self._n_cases, case, exact, said, run, self._top_k)
             if track.info.contract is Contract.CODEC_BOUNDED and run.logits:
                 track.cosines.append(row_cosines(exact, run, len(case.prompt)))
-    progress(total, total, "")
-    return tracks
+        self._n_cases += 1
+
+    def _run(self, choice: EngineChoice, case: EngineCase, tokens: Sequence[int] | None) -> EngineRun:
+        return run_case(choice, self._weights, case, self._steps, self._clock, tokens)
 
 
 def row_cosines(exact: EngineRun, run: EngineRun, n_rows: int) -> tuple[float, float]:

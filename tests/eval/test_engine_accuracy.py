@@ -22,7 +22,7 @@ from kvtape.backends.reference.ffn import FfnRouter
 from kvtape.backends.reference.harness import Harness
 from kvtape.backends.reference.standard import StandardEngine
 from kvtape.backends.reference.weights import Weights
-from kvtape.eval.engine_accuracy import EngineTrack, compare_engines
+from kvtape.eval.engine_accuracy import EngineComparison, EngineTrack
 from kvtape.eval.engine_cases import QUESTION_TOKENS, EngineCase, text_cases
 from kvtape.eval.engine_contracts import verdict_of
 from kvtape.eval.engine_report import accuracy_row
@@ -58,9 +58,12 @@ def _cases(n: int = PROMPTS, prompt: int = PROMPT, steps: int = STEPS) -> list[E
 
 
 def _compared(
-    choices: list[EngineChoice], cases: list[EngineCase], steps: int = STEPS, model: Weights | None = None
+    choices: list[EngineChoice], cases: list[EngineCase], steps: int = STEPS, top_k: int = 5, ns: int = 1
 ) -> list[EngineTrack]:
-    return compare_engines(model or weights("llama"), choices, cases, steps=steps, top_k=5, clock=ManualClock())
+    comparison = EngineComparison(weights("llama"), choices, steps=steps, top_k=top_k, clock=ManualClock(ns))
+    for case in cases:
+        comparison.add(case)
+    return comparison.tracks
 
 
 @pytest.fixture(scope="module")
@@ -124,22 +127,33 @@ def _claims(spec: str, base: str, **changes: object) -> EngineChoice:
     return EngineChoice(replace(claimed.entry, make=make), claimed.options)  # type: ignore[arg-type]
 
 
+class _OneBit(StandardEngine):
+    def decode_step(self, weights: Weights, ffn: FfnRouter, token: int) -> Floats:
+        hidden = super().decode_step(weights, ffn, token)
+        return np.nextafter(hidden, np.float32(np.inf))
+
+
 def test_a_promise_that_is_broken_is_seen() -> None:
-    """First token right and later ones wrong; a bound that is too tight; a window that is none."""
+    """First token right and later ones wrong; a bound that is too tight; a window that is none or short by one; one bit."""
+    standard = parse_engine("standard")
     choices = [
         _claims("standard:window=30", "standard"),
         _claims("tq3", "tq4", bound=0.995),
         _claims("standard:window=10", "markov-rs-codec", bound=1e-6),
         _claims("standard:window=30", "windowed-checkpoint"),
         _claims("tq3", "boundary-per-layer", bound=None),
+        _claims("standard:window=39", "windowed-checkpoint:window=40"),
+        EngineChoice(replace(standard.entry, make=lambda info, options: _OneBit(info)), standard.options),
     ]
     tracks = _compared(choices, _cases(3, steps=20), steps=20)
     verdicts = [verdict_of(track) for track in tracks]
-    assert [verdict.kept for verdict in verdicts] == [False, False, False, False, None]
+    assert [verdict.kept for verdict in verdicts] == [False, False, False, False, None, False, False]
     assert verdicts[0].why.startswith(f"{3 * 14} of {3 * 21} differ, first at prompt 0, step 7, by ")
     assert "at least 0.995 is promised" in verdicts[1].why
     assert "at most 1e-06 is promised" in verdicts[2].why
     assert "no stated bound" in verdicts[4].why
+    assert verdicts[5].why.startswith("3 of 51 differ, first at prompt 0, step 16")
+    assert verdicts[6].why.startswith("60 of 63 differ, first at prompt 0, step 1")
     assert [accuracy_row(track, weights("llama").report())["identical_steps"] for track in tracks[:1]] == [21]
 
 
@@ -180,9 +194,7 @@ def test_logits_that_are_no_numbers_are_not_served() -> None:
 
 
 def test_more_likely_tokens_than_there_are() -> None:
-    (track,) = compare_engines(
-        weights("llama"), [parse_engine("standard")], _cases(1, steps=1), steps=1, top_k=10**6, clock=ManualClock()
-    )
+    (track,) = _compared([parse_engine("standard")], _cases(1, steps=1), steps=1, top_k=10**6)
     assert [step.overlap for step in track.steps] == [1, 1]
 
 
@@ -251,9 +263,7 @@ def test_a_stream_that_parts_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_repeats_to_the_byte_but_for_its_times() -> None:
     rows = []
     for ns in (1, 1000):
-        (track,) = compare_engines(
-            weights("llama"), [parse_engine("tq4")], _cases(2, steps=4), steps=4, top_k=3, clock=ManualClock(ns)
-        )
+        (track,) = _compared([parse_engine("tq4")], _cases(2, steps=4), steps=4, ns=ns)
         rows.append(accuracy_row(track, weights("llama").report()))
     assert rows[0].pop("prefill_tokens_s") == 1000 * rows[1].pop("prefill_tokens_s")
     assert rows[0].pop("decode_tokens_s") == 1000 * rows[1].pop("decode_tokens_s")
