@@ -134,7 +134,7 @@ class _OneBit(StandardEngine):
 
 
 def test_a_promise_that_is_broken_is_seen() -> None:
-    """First token right and later ones wrong; a bound that is too tight; a window that is none or one short; one bit."""
+    """First token right and later ones wrong; a bound that is too tight; a window that is none, or one short; a bit."""
     standard = parse_engine("standard")
     choices = [
         _claims("standard:window=30", "standard"),
