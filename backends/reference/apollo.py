@@ -81,8 +81,8 @@ class ApolloEngine:
         window, rows = self.store.windows[found.window], KvRows(weights)
         start = len(window.tokens)
         hidden = self._through(weights, ffn, ids, start, rows, found, window.boundary[None])
-        self._rows, self._said, self._next = rows, said, start + len(ids)
-        self._told(found, len(ids))
+        self._rows, self._said, self._next, self.retrieved = rows, said, start + len(ids), found
+        self._count(found, len(ids))
         return hidden
 
     def decode_step(self, weights: Weights, ffn: FfnRouter, token: int) -> Floats:
@@ -92,13 +92,14 @@ class ApolloEngine:
             raise EmptyPrompt("decode_step before any question; query first")
         said = [*self._said, int(token)]
         found = self.store.retrieve(self.retrieved.window, said, self._top_k)
+        rows, before = self._rows, self._next
         try:
-            hidden = self._through(weights, ffn, ids, self._next, self._rows, found)
+            hidden = self._through(weights, ffn, ids, before, rows, found)
+            self._said, self._next, self.retrieved = said, before + 1, found
         except BaseException:
-            self._rows.truncate(self._next)
+            rows.truncate(before)
             raise
-        self._said, self._next = said, self._next + 1
-        self._told(found, 1)
+        self._count(found, 1)
         return hidden
 
     def memory(self) -> Memory:
@@ -158,8 +159,7 @@ class ApolloEngine:
         units = rows / np.where(norms == 0, 1, norms)
         return np.asarray(self.coef * (found.shares[:, None] * units).sum(axis=0), weights.dtype)
 
-    def _told(self, found: Retrieved, n_rows: int) -> None:
-        self.retrieved = found
+    def _count(self, found: Retrieved, n_rows: int) -> None:
         self._counts["rows_computed"] += n_rows
         self._counts["tokens_retrieved"] += len(found.tokens)
 

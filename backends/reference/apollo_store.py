@@ -65,10 +65,13 @@ class ApolloStore:
         self._holding: dict[int, int] = {}
 
     def add(self, windows: Iterable[StoredWindow]) -> None:
+        """All of them or, where this is interrupted, none."""
+        all_windows, holding = list(self.windows), dict(self._holding)
         for window in windows:
-            self.windows.append(window)
+            all_windows.append(window)
             for token in np.unique(window.tokens).tolist():
-                self._holding[token] = self._holding.get(token, 0) + 1
+                holding[token] = holding.get(token, 0) + 1
+        self.windows, self._holding = all_windows, holding
 
     def route(self, question: Sequence[int]) -> int:
         """The window for a question. Raises RetrievalMiss for an empty store, and where no window has a term of it."""

@@ -87,7 +87,7 @@ class BoundaryKvEngine(SessionEngine):
             self._count("rows_resumed", start)
             self._take_over(rows, chain)
             self._bind(weights, start + len(ids))
-        return hidden[-1:]
+            return hidden[-1:]
 
     def _begin(self, weights: Weights, ffn: FfnRouter, ids: Ids) -> Floats:
         rows, chain = KvRows(weights), _Chain()

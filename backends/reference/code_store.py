@@ -53,7 +53,8 @@ class CodeStore:
         return self._norms.nbytes + self._codes.nbytes
 
     def _grow(self, n_rows: int) -> None:
-        norms, codes = self._norms, self._codes
-        self._norms = np.empty((n_rows, *norms.shape[1:]), norms.dtype)
-        self._codes = np.empty((n_rows, *codes.shape[1:]), codes.dtype)
-        self._norms[: self.n_rows], self._codes[: self.n_rows] = norms[: self.n_rows], codes[: self.n_rows]
+        """Both arrays or none: memory may end between them."""
+        norms = np.empty((n_rows, *self._norms.shape[1:]), self._norms.dtype)
+        codes = np.empty((n_rows, *self._codes.shape[1:]), self._codes.dtype)
+        norms[: self.n_rows], codes[: self.n_rows] = self._norms[: self.n_rows], self._codes[: self.n_rows]
+        self._norms, self._codes = norms, codes

@@ -154,7 +154,8 @@ class KvEngine(Protocol):
     def read_kv_row(self, layer: int, position: int) -> tuple[Floats, Floats] | None:
         """Key (rotated) `[n_head_kv, head_dim_k]` and value of a position, as attention would read them.
 
-        None where the engine does not hold the row. Raises IndexError for a layer that the model does not have.
+        None where the engine does not hold the row. Raises IndexError for a layer that the model does not have,
+        EmptyPrompt before a prefill, StateInvalidated.
         """
 
     def handle(self) -> StateHandle: ...

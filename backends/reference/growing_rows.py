@@ -48,8 +48,8 @@ class GrowingRows:
         """Lose the first `n` rows. Their memory is given back once it is more than that of the others."""
         self._start += min(n, len(self))
         if self._start > len(self):
-            self._array = self.view.copy()
-            self._start, self._stop = 0, len(self._array)
+            array = self.view.copy()
+            self._array, self._start, self._stop = array, 0, len(array)
 
     @property
     def occupied_bytes(self) -> int:

@@ -71,8 +71,9 @@ class PageStore:
         page, place = self._where(positions)
         self._keys[:, page, place] = keys.transpose(1, 0, 2)
         self._values[:, page, place] = values.transpose(1, 0, 2)
-        self._live[page, place] = True
+        # In this order: a row that is live is one that `truncate` reaches, whenever this is interrupted.
         self._stop = max(self._stop, int(positions[-1]) + 1)
+        self._live[page, place] = True
 
     def rows(self, start: int, stop: int) -> tuple[Positions, Floats, Floats]:
         """Positions `[n]`, keys `[n, n_kv_head, head_dim_k]` and values of the rows at `[start, stop)`, as copies."""
@@ -92,23 +93,22 @@ class PageStore:
         self.remove(self._first * PAGE, start)
         empty = min(start // PAGE - self._first, len(self._live))
         if empty > 0:
-            # Copies: a view would keep the dropped pages alive.
-            self._keys, self._values = self._keys[:, empty:].copy(), self._values[:, empty:].copy()
-            self._live = self._live[empty:].copy()
-            self._first += empty
+            # Copies: a view would keep the dropped pages alive. All of them first: a copy may fail.
+            keys, values, live = self._keys[:, empty:].copy(), self._values[:, empty:].copy(), self._live[empty:].copy()
+            self._keys, self._values, self._live, self._first = keys, values, live, self._first + empty
 
     def remove(self, start: int, stop: int) -> None:
         """Remove the rows at positions `[start, stop)`. Their places are zeroed: a dead row leaves nothing behind."""
         page, place = self._where(self._within(start, stop))
+        # Dead first: what is live is never half a row.
+        self._live[page, place] = False
         self._keys[:, page, place] = 0
         self._values[:, page, place] = 0
-        self._live[page, place] = False
 
     def clear(self) -> None:
         """Remove every row, and give all memory back."""
-        self._keys, self._values = self._keys[:, :0].copy(), self._values[:, :0].copy()
-        self._live = self._live[:0].copy()
-        self._first = self._stop = 0
+        keys, values, live = self._keys[:, :0].copy(), self._values[:, :0].copy(), self._live[:0].copy()
+        self._keys, self._values, self._live, self._first, self._stop = keys, values, live, 0, 0
 
     def pages(self) -> Pages:
         """All rows, as a view that later changes show through."""
@@ -159,9 +159,9 @@ class PageStore:
         if behind and have:
             behind = max(behind, have // 4)
         if before or behind:
-            self._keys, self._values = _grown(self._keys, before, behind), _grown(self._values, before, behind)
-            self._live = np.pad(self._live, ((before, behind), (0, 0)))
-            self._first -= before
+            keys, values = _grown(self._keys, before, behind), _grown(self._values, before, behind)
+            live = np.pad(self._live, ((before, behind), (0, 0)))
+            self._keys, self._values, self._live, self._first = keys, values, live, self._first - before
 
 
 def paged(positions: Positions, keys: Floats, values: Floats) -> Pages:

@@ -23,6 +23,7 @@ from kvtape.backends.reference.weights import Weights
 
 __all__ = ["EngineSnapshot", "SessionEngine"]
 
+_IN_THE_MIDDLE = "a step was left in the middle, and so was taking it back"
 _NOT_OF_THE_SESSION = frozenset({"info", "mask", "last_state", "_dumps"})
 
 
@@ -59,25 +60,24 @@ class SessionEngine(ABC):
         with self._new_session():
             hidden = self._begin(weights, ffn, ids)
             self._bind(weights, len(ids))
-        return hidden
+            return hidden
 
     def decode_step(self, weights: Weights, ffn: FfnRouter, token: int) -> Floats:
-        if self._lost:
-            raise StateInvalidated(self._lost)
         if self._weights is None:
             raise EmptyPrompt("decode_step before any prefill; prefill a prompt first")
         self._bound(weights)
         ids = checked_tokens([token], weights.n_vocab)
-        before, self._dumps = dict(self._counts), []
+        self._lost = _IN_THE_MIDDLE
+        before = self._attributes()
         try:
+            self._dumps = []
             hidden = self._step(weights, ffn, ids)
+            state = joined(self._dumps)
+            self._n_tokens, self.last_state, self._lost = self._n_tokens + 1, state, None
+            return hidden
         except BaseException as err:
-            self._take_back(err)
-            self._counts = before
+            self._take_back(before, err)
             raise
-        self._n_tokens += 1
-        self.last_state = joined(self._dumps)
-        return hidden
 
     def snapshot(self) -> EngineSnapshot:
         """A copy of the session. Raises EmptyPrompt before any prefill, StateInvalidated where the state is lost."""
@@ -141,33 +141,45 @@ class SessionEngine(ABC):
     @contextmanager
     def _new_session(self) -> Iterator[None]:
         """Counters and dump begin anew; an exception within leaves the session that there was."""
-        before, self._counts, self._dumps = self._counts, {}, []
+        before = self._attributes()
         try:
+            self._counts, self._dumps = {}, []
             yield
+            self.last_state = joined(self._dumps)
         except BaseException:
-            self._counts = before
+            vars(self).update(before)
             raise
-        self.last_state = joined(self._dumps)
+
+    def _attributes(self) -> dict[str, Any]:
+        """What the session is made of, to be put back: the objects themselves, and a copy of the counters."""
+        return {**vars(self), "_counts": dict(self._counts)}
 
     def _bind(self, weights: Weights, n_tokens: int) -> None:
         self._weights, self._n_tokens, self._lost = weights, n_tokens, None
 
     def _bound(self, weights: Weights) -> None:
-        """Raises ExecutionRefused where `weights` are not those of the prefill."""
+        """Raises StateInvalidated where the state is lost, ExecutionRefused for weights other than the prefill's."""
+        if self._lost:
+            raise StateInvalidated(self._lost)
         if weights is not self._weights:
             raise ExecutionRefused("binding_defect", f"{self.info.name} was prefilled with other weights")
 
     def _count(self, what: str, n: int = 1) -> None:
         self._counts[what] = self._counts.get(what, 0) + n
 
-    def _take_back(self, err: BaseException) -> None:
+    def _take_back(self, before: Mapping[str, Any], err: BaseException) -> None:
+        """The state counts as lost until it is whole again: this may be interrupted too."""
+        vars(self).update(before)
         try:
             self._rewind()
         except Exception as failed:
             self._lost = f"{type(err).__name__} in a step that could not be taken back ({failed})"
             raise StateInvalidated(self._lost) from err
+        self._lost = None
 
     def _check_layer(self, layer: int) -> None:
+        if self._lost:
+            raise StateInvalidated(self._lost)
         if self._weights is None:
             raise EmptyPrompt("no row to read before any prefill; prefill a prompt first")
         if not 0 <= layer < self._weights.architecture.n_layer:

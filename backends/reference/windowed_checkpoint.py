@@ -89,8 +89,8 @@ class WindowedCheckpointEngine(SessionEngine):
     def replay(self, weights: Weights, ffn: FfnRouter, window: int) -> ReplayedWindow:
         """Closed window `window` once more; the session stays as it is.
 
-        Raises EmptyPrompt before a prefill, IndexError for a window that is not closed, InvariantViolation where the
-        last row is not the checkpoint, and what `ffn` raises.
+        Raises EmptyPrompt before a prefill, StateInvalidated, IndexError for a window that is not closed,
+        InvariantViolation where the last row is not the checkpoint, and what `ffn` raises.
         """
         if self._state is None:
             raise EmptyPrompt("no window to replay before any prefill; prefill a prompt first")
