@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvtape.cli.args import AsJson, BlockTokens
-from kvtape.cli.simulation import CostsPath, Pace
+from kvtape.cli.simulation import CostsPath, Pace, figure_rows
 
 if TYPE_CHECKING:
     from kvtape.cli.output import Section
@@ -125,14 +125,8 @@ def _assumed(table: CostTable) -> list[str]:
 def _sections(body: dict[str, Any]) -> list[Section]:
     from kvtape.cli.output import Section
 
-    rows: list[tuple[str, Any]] = []
-    for key, value in body["figures"].items():
-        if key.endswith("_ns"):
-            rows.append((key.removesuffix("_ns") + ", ms", None if value is None else value / 1e6))
-        else:
-            rows.append((key.replace("_", " "), value))
     sections = [
-        Section("fleet", ("what", "value"), rows),
+        Section("fleet", ("what", "value"), figure_rows(body["figures"])),
         Section("rules", ("rule", "value"), [*body["rules"].items()]),
     ]
     if body["assumed"]:

@@ -18,6 +18,7 @@ from kvtape.cli.simulation import (
     Pace,
     SlotDies,
     TrainedContext,
+    figure_rows,
     machine,
     workload,
 )
@@ -208,13 +209,7 @@ def _body(found: Simulated, settings: Settings, costs: CostTable, source: str) -
 def _sections(found: Simulated) -> list[Section]:
     from kvtape.cli.output import Section
 
-    rows: list[tuple[str, Any]] = []
-    for key, value in found.figures.items():
-        if key.endswith("_ns"):
-            rows.append((key.removesuffix("_ns") + ", ms", None if value is None else value / 1e6))
-        else:
-            rows.append((key.replace("_", " "), value))
-    sections = [Section("simulated", ("what", "value"), rows)]
+    sections = [Section("simulated", ("what", "value"), figure_rows(found.figures))]
     refused: dict[str, int] = {}
     for turn in found.turns:
         if turn.why is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvtape.sim.whatif.executors import Executor
     from kvtape.sim.whatif.rows import Draws
@@ -31,6 +31,7 @@ __all__ = [
     "Workers",
     "draws_of",
     "executor_of",
+    "figure_rows",
     "machine",
     "workload",
 ]
@@ -149,6 +150,17 @@ def machine(
         affinity=affinity,
         slot_failures=tuple(parse_slot_failure(text) for text in slot_dies or ()),
     )
+
+
+def figure_rows(figures: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """A report's figures as a table for people: times in ms, names without underscores."""
+    rows: list[tuple[str, Any]] = []
+    for key, value in figures.items():
+        if key.endswith("_ns"):
+            rows.append((key.removesuffix("_ns") + ", ms", None if value is None else value / 1e6))
+        else:
+            rows.append((key.replace("_", " "), value))
+    return rows
 
 
 def workload(log: Path, n_ctx_train: int | None) -> tuple[tuple[Script, ...], str, int | None]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from kvtape.sim.blocks.block_trace import Ints, Requests
 from kvtape.sim.fleet.serving import UNSERVED, Fleet, Served
+from kvtape.sim.nearest_rank import MEDIAN, P95, nearest_rank
 
 __all__ = ["figures", "rules"]
 
@@ -25,13 +27,13 @@ def figures(requests: Requests, served: Served) -> dict[str, Any]:
         "served": int(done.sum()),
         "unserved": int((~done).sum()),
         "requests_without_blocks": requests.trace.without_blocks,
-        "ttft_p50_ns": _rank(0.5, ttft[done]),
-        "ttft_p95_ns": _rank(0.95, ttft[done]),
-        "tpot_p50_ns": _rank(0.5, decode[spoke] // outputs[spoke]),
-        "tpot_p95_ns": _rank(0.95, decode[spoke] // outputs[spoke]),
-        "latency_p50_ns": _rank(0.5, (served.ended - served.arrived)[done]),
-        "latency_p95_ns": _rank(0.95, (served.ended - served.arrived)[done]),
-        "queued_p95_ns": _rank(0.95, queued[done]),
+        "ttft_p50_ns": _rank(MEDIAN, ttft[done]),
+        "ttft_p95_ns": _rank(P95, ttft[done]),
+        "tpot_p50_ns": _rank(MEDIAN, decode[spoke] // outputs[spoke]),
+        "tpot_p95_ns": _rank(P95, decode[spoke] // outputs[spoke]),
+        "latency_p50_ns": _rank(MEDIAN, (served.ended - served.arrived)[done]),
+        "latency_p95_ns": _rank(P95, (served.ended - served.arrived)[done]),
+        "queued_p95_ns": _rank(P95, queued[done]),
         "end_ns": int(served.ended.max(initial=0)),
         "prompt_tokens": offered,
         "reused_tokens": reused,
@@ -60,9 +62,8 @@ def rules(fleet: Fleet, block_tokens: int) -> dict[str, str]:
     }
 
 
-def _rank(share: float, values: Ints) -> int | None:
-    """The smallest value that at least `share` of them do not exceed (nearest rank)."""
+def _rank(share: Fraction, values: Ints) -> int | None:
     if not len(values):
         return None
-    at = max(0, -(-int(share * 1000) * len(values) // 1000) - 1)
+    at = nearest_rank(share, len(values))
     return int(np.partition(values, at)[at])

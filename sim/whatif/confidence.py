@@ -11,19 +11,21 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Final
 
+from kvtape.sim.nearest_rank import MEDIAN, nearest_rank
+
 __all__ = ["RULE", "Number", "interval", "median"]
 
 Number = int | float
 
 RULE: Final = "median, and 2.5 to 97.5 % of the draws by nearest rank"
 
-_LOW, _MIDDLE, _HIGH = Fraction(25, 1000), Fraction(1, 2), Fraction(975, 1000)
+_LOW, _HIGH = Fraction(25, 1000), Fraction(975, 1000)
 
 
 def median(values: Sequence[Number | None]) -> Number | None:
     """None where a draw has no such figure."""
     there = [v for v in values if v is not None]
-    return _rank(there, _MIDDLE) if len(there) == len(values) and there else None
+    return _rank(there, MEDIAN) if len(there) == len(values) and there else None
 
 
 def interval(values: Sequence[Number | None]) -> dict[str, Number] | None:
@@ -35,4 +37,4 @@ def interval(values: Sequence[Number | None]) -> dict[str, Number] | None:
 
 
 def _rank(values: Sequence[Number], share: Fraction) -> Number:
-    return sorted(values)[max(1, math.ceil(share * len(values))) - 1]
+    return sorted(values)[nearest_rank(share, len(values))]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from kvtape.backends.sinks import WatchingSink
 from kvtape.planner.events import Event, Op
 from kvtape.planner.rows import SessionRow
+from kvtape.sim.nearest_rank import MEDIAN, P95, nearest_rank
 from kvtape.sim.quality.meter import TurnMass, over_turns
 
 __all__ = ["Counter", "TurnResult", "summary"]
@@ -105,13 +107,13 @@ def summary(turns: Sequence[TurnResult], counter: Counter, extra: Mapping[str, A
         "cut_short": outcomes.count("cut_short"),
         "refused": outcomes.count("refused"),
         "unserved": outcomes.count("unserved"),
-        "ttft_p50_ns": _rank(0.5, (t.ttft_ns for t in done)),
-        "ttft_p95_ns": _rank(0.95, (t.ttft_ns for t in done)),
-        "tpot_p50_ns": _rank(0.5, (t.decode_ns // t.generated for t in spoke)),
-        "tpot_p95_ns": _rank(0.95, (t.decode_ns // t.generated for t in spoke)),
-        "latency_p50_ns": _rank(0.5, (t.latency_ns for t in done)),
-        "latency_p95_ns": _rank(0.95, (t.latency_ns for t in done)),
-        "queued_p95_ns": _rank(0.95, (t.queued_ns for t in done)),
+        "ttft_p50_ns": _rank(MEDIAN, (t.ttft_ns for t in done)),
+        "ttft_p95_ns": _rank(P95, (t.ttft_ns for t in done)),
+        "tpot_p50_ns": _rank(MEDIAN, (t.decode_ns // t.generated for t in spoke)),
+        "tpot_p95_ns": _rank(P95, (t.decode_ns // t.generated for t in spoke)),
+        "latency_p50_ns": _rank(MEDIAN, (t.latency_ns for t in done)),
+        "latency_p95_ns": _rank(P95, (t.latency_ns for t in done)),
+        "queued_p95_ns": _rank(P95, (t.queued_ns for t in done)),
         "end_ns": max((t.ended_ns for t in turns), default=0),
         "peak_kv_bytes": counter.peak_bytes,
         "prefilled_tokens": counter.prefilled,
@@ -128,9 +130,6 @@ def summary(turns: Sequence[TurnResult], counter: Counter, extra: Mapping[str, A
     }
 
 
-def _rank(share: float, values: Iterable[int]) -> int | None:
-    """The smallest value that at least `share` of them do not exceed (nearest rank): an integer that occurred."""
+def _rank(share: Fraction, values: Iterable[int]) -> int | None:
     ordered = sorted(values)
-    if not ordered:
-        return None
-    return ordered[max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1)]
+    return ordered[nearest_rank(share, len(ordered))] if ordered else None

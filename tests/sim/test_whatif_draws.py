@@ -86,6 +86,20 @@ def test_gaps_come_in_runs_and_each_as_often_as_any_other() -> None:
     assert counts / counts.sum() == pytest.approx(np.full(n, 1 / n), abs=0.005)
 
 
+def test_gaps_and_think_times_are_drawn_each_by_itself() -> None:
+    """As many of both: drawn from one stream, the first of both would be the same of its list in every draw."""
+    n, times = 50, [0]
+    for i in range(n):
+        times.append(times[-1] + 1000 + i)
+    scripts = scripts_at([[at, at + 5000 + i] if i < n else [at] for i, at in enumerate(times)])
+    together = 0
+    for draw in range(40):
+        found = resampled(scripts, "closed", 3, draw)
+        gap = found[1].turns[0].at_ns - found[0].turns[0].at_ns - 1000
+        together += gap == found[0].turns[1].think_ns - 5000
+    assert together < 10
+
+
 def test_draws_are_these_whatever_the_version_of_numpy() -> None:
     scripts = scripts_at([[t] for t in np.cumsum([0, *range(1, 9)]).tolist()])
     assert [b - a for a, b in pairwise(starts(resampled(scripts, "open", 7, 1)))] == [8, 3, 4, 3, 6, 6, 7, 8]
@@ -103,6 +117,12 @@ def test_an_interval_has_values_that_occurred_and_leaves_five_in_a_hundred_out(v
     assert 2 * sum(v < middle for v in values) < len(values) + 1
     if len(values) < 40:
         assert (found["low"], found["high"]) == (min(values), max(values))
+
+
+def test_the_ends_of_an_interval_by_nearest_rank() -> None:
+    assert interval(list(range(1, 201))) == {"low": 5, "high": 195, "mean": 100.5}
+    assert interval(list(range(39, 0, -1))) == {"low": 1, "high": 39, "mean": 20.0}
+    assert interval(list(range(1, 41))) == {"low": 1, "high": 39, "mean": 20.5}
 
 
 def test_what_a_draw_lacks_has_neither_median_nor_interval() -> None:
