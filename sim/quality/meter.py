@@ -78,9 +78,7 @@ def over_turns(turns: Sequence[TurnMass | None]) -> dict[str, float | None]:
     if not known or None in turns:
         return dict.fromkeys(FIGURES)
     queries = sum(t.queries for t in known)
-    low, high, best = (
-        fsum(getattr(t, name) * t.queries for t in known) / queries for name in ("low", "high", "best")
-    )
+    low, high, best = (fsum(getattr(t, name) * t.queries for t in known) / queries for name in ("low", "high", "best"))
     worst = min(t.low for t in known)
     values = (low, high, worst, best, max(0.0, best - low))
     return dict(zip(FIGURES, (round(v, _DIGITS) for v in values), strict=True))
