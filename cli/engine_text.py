@@ -1,4 +1,4 @@
-"""Text in and out of the KV engines: the model's own vocabulary, which llama.cpp reads."""
+"""Text in and out of the KV engines, by the model's own vocabulary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["check_length", "essay", "one_prompt", "vocabulary"]
 @contextmanager
 def vocabulary(model: Path) -> Iterator[Engine]:
     """Something that tokenises and detokenises; nothing is computed on it."""
-    engine = open_engine("llama", model)
+    engine = open_engine("reference", model)
     try:
         yield engine
     finally:

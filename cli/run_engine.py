@@ -62,8 +62,8 @@ def run_engine(
 ) -> int:
     """Generate from a prompt on one KV engine, on the NumPy reference; the most likely token each time.
 
-    Which engine: --engine, else --kv-cache, else the variable KVTAPE_KV_ENGINE, else standard. Which there are, and what
-    each promises, is in kvtape bench --help.
+    Which engine: --engine, else --kv-cache, else the variable KVTAPE_KV_ENGINE, else standard. kvtape bench --help has
+    them all, and what each promises.
 
     \b
     Examples:
@@ -78,6 +78,7 @@ def run_engine(
     from kvtape.cli.engine_text import check_length, one_prompt, vocabulary
     from kvtape.cli.models import demo_model
     from kvtape.cli.output import note
+    from kvtape.eval.engine_runs import warm_up
 
     text = one_prompt(prompt, prompt_file)
     chosen = chosen_engine(engine, kv_cache, context_window, os.environ)
@@ -88,6 +89,8 @@ def run_engine(
     with vocabulary(path) as words:
         tokens = words.tokenize(text)
         check_length(words, len(tokens), steps)
+        if ffn is None and not packed:
+            warm_up(weights)
         harness = Harness(chosen.choice, weights, None if ffn is None else RemoteFfn(ffn, weights))
         said = _generate(harness, tokens, steps, words.facts.end_tokens, MonotonicClock())
         _report(chosen, harness, len(tokens), said, words.detokenize(said.tokens), path, as_json=as_json)

@@ -19,7 +19,7 @@ from kvtape.backends.reference.engine import Contract, EngineInfo, KvEngine, Mem
 from kvtape.backends.reference.engines import EngineChoice, make_engine, parse_engine
 from kvtape.backends.reference.weights import Weights
 from kvtape.eval.engine_cases import EngineCase
-from kvtape.eval.engine_runs import EngineRun, run_case
+from kvtape.eval.engine_runs import EngineRun, run_case, warm_up
 from kvtape.eval.nll import kl_divergence, log_softmax
 
 __all__ = ["EngineComparison", "EngineTrack", "Step", "row_cosines"]
@@ -87,8 +87,7 @@ class EngineComparison:
     def add(self, case: EngineCase) -> None:
         """Raises what `standard` raises: there is nothing to compare with then."""
         if not self._n_cases:
-            # Plain weights are unpacked at their first use, which is no engine's own cost.
-            self._run(self._standard, EngineCase("warm", case.prompt[:1]), None)
+            warm_up(self._weights)
         exact = self._run(self._standard, case, case.continuation)
         if exact.problem is not None:
             raise exact.problem

@@ -11,13 +11,13 @@ from kvtape.backends.errors import Cancelled, KvtapeError
 from kvtape.backends.protocol import Clock
 from kvtape.backends.reference.blas import Floats
 from kvtape.backends.reference.engine import KvEngine
-from kvtape.backends.reference.engines import EngineChoice
+from kvtape.backends.reference.engines import EngineChoice, parse_engine
 from kvtape.backends.reference.errors import InvariantViolation
 from kvtape.backends.reference.harness import Harness
 from kvtape.backends.reference.weights import Weights
 from kvtape.eval.engine_cases import EngineCase
 
-__all__ = ["EngineRun", "run_case"]
+__all__ = ["EngineRun", "run_case", "warm_up"]
 
 
 @dataclass(slots=True)
@@ -64,6 +64,11 @@ def run_case(
     except KvtapeError as err:
         run.problem = err
     return run
+
+
+def warm_up(weights: Weights) -> None:
+    """Plain weights are unpacked at their first use, which is no engine's own cost."""
+    Harness(parse_engine("standard"), weights).begin([0])
 
 
 def _begin(harness: Harness, case: EngineCase) -> Floats:

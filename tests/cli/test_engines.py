@@ -18,6 +18,7 @@ from kvtape.backends.reference.engine import Contract
 from kvtape.backends.reference.engines import engine_entries, engine_names, make_engine, parse_engine
 from kvtape.backends.reference.ffn_server import FfnServer
 from kvtape.backends.reference.weights import Weights
+from kvtape.capacity.model import read_model
 from kvtape.cli import run_engine
 from kvtape.cli.engine_choice import VARIABLE, chosen_engine
 from support.command import Ran, kvtape
@@ -123,7 +124,7 @@ def test_run_says_what_the_plain_loop_says(tiny: Path) -> None:
     assert body["decode_tokens_s"] > 0
     assert _run(tiny, "--kv-cache", "none")["tokens"] == free
     windowed = _run(tiny, "--kv-cache", "markov-bounded", "--context-window", 6)
-    ends = tiny_engine(**SHAPES["llama"]).facts.end_tokens
+    ends = read_model(tiny).end_tokens
     stop = next((i for i, token in enumerate(bounded) if token in ends), 12)
     assert (windowed["tokens"], windowed["window_tokens"]) == (bounded[:stop], 6)
     assert windowed["stopped"] == ("end" if stop < 12 else "steps")
