@@ -20,18 +20,18 @@ _DISTANCE = {
     "nll_delta": "NLL delta",
     "first_divergence": "parts at step",
 }
-_SPEED = (
-    "engine",
-    "path",
-    "prefill tokens/s",
-    "decode tokens/s",
-    "x standard",
-    "reachable",
-    "rows",
-    "held",
-    "allocated",
-    "bytes by kind",
-)
+_SPEED = {
+    "path": "path",
+    "prefill_tokens_s": "prefill tokens/s",
+    "decode_tokens_s": "decode tokens/s",
+    "step_times": "step, times standard",
+}
+_MEMORY = {
+    "reachable_tokens": "reachable",
+    "rows": "rows",
+    "occupied_bytes": "bytes held",
+    "allocated_bytes": "allocated",
+}
 
 
 def bench_sections(rows: Sequence[Mapping[str, Any]], body: Mapping[str, Any]) -> list[Section]:
@@ -41,10 +41,11 @@ def bench_sections(rows: Sequence[Mapping[str, Any]], body: Mapping[str, Any]) -
     return [
         Section(f"promises; {what}", ("engine", "promise", "labels", "kept", "what was looked at"), _promises(rows)),
         Section("beside standard", ("engine", *names), [(r["engine"], *(r[key] for key in _DISTANCE)) for r in rows]),
+        Section("speed", ("engine", *_SPEED.values()), [(r["engine"], *(r[key] for key in _SPEED)) for r in rows]),
         Section(
-            "speed, and memory behind the last prompt",
-            _SPEED,
-            [_held(row) for row in rows],
+            "memory behind the last prompt",
+            ("engine", *_MEMORY.values(), "by kind"),
+            [_held(r["engine"], r["memory"]) for r in rows if r["memory"] is not None],
         ),
     ]
 
@@ -62,10 +63,6 @@ def _promises(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     ]
 
 
-def _held(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    speed = tuple(row[key] for key in ("engine", "path", "prefill_tokens_s", "decode_tokens_s", "step_times"))
-    memory = row["memory"]
-    if memory is None:
-        return (*speed, *[None] * 5)
-    sizes = (memory[key] for key in ("reachable_tokens", "rows", "occupied_bytes", "allocated_bytes"))
-    return (*speed, *sizes, ", ".join(f"{kind['kind']} {kind['occupied']}" for kind in memory["kinds"]))
+def _held(engine: str, memory: Mapping[str, Any]) -> tuple[Any, ...]:
+    kinds = ", ".join(f"{kind['kind']} {kind['occupied']}" for kind in memory["kinds"])
+    return (engine, *(memory[key] for key in _MEMORY), kinds)
