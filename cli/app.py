@@ -97,6 +97,10 @@ def run(argv: list[str] | None = None) -> int:
     """Parse and run `argv` (default: the process's arguments); the exit code."""
     args, debug = _take_debug(list(sys.argv[1:] if argv is None else argv))
     _replace_closed_streams()
+    for arg in args:
+        if any("\ud800" <= c <= "\udfff" for c in arg):
+            # A log's file cannot have such a name, nor a report speak of it.
+            return _fail(2, f"argument {arg!a} is no UTF-8; rename the file")
     try:
         command = typer.main.get_command(app)
         if _COMPLETION_VARIABLE in os.environ:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -25,6 +26,7 @@ from kvtape.planner.grammar import SpecError
 from kvtape.planner.residency import IllegalEvent
 from kvtape.planner.user_policy import PolicyFailed
 from kvtape.traces.errors import LogExists, LogUnreadable, LogWriteFailed, NotALog
+from support.command import kvtape_process
 
 CLOSED = Event(run_id="r", session_id="s", seq=0, at_ns=0, op=Op.CLOSE, turn=0, generation=0)
 
@@ -95,3 +97,12 @@ def test_closed_streams_are_no_traceback(closed: str, tmp_path: Path) -> None:
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    name = os.fsdecode(bytes(tmp_path) + b"/n\xff.duckdb")
+    Path(name).touch()
+    ran = kvtape_process(["show", name])
+    assert (ran.code, ran.out) == (2, "")
+    assert "no UTF-8" in ran.err
+    assert ran.err.count("\n") == 1
