@@ -20,7 +20,7 @@ def evaluate(
         typer.Option(
             "--backend",
             metavar="SPEC",
-            help="llama or openvino[:key=value,...]; repeatable. Scored policies need scores=on. Default: "
+            help="llama, openvino or reference[:key=value,...]; repeatable. Scored policies need scores=on. Default: "
             "llama:scores=on.",
             show_default=False,
         ),

@@ -28,7 +28,7 @@ def record(
     log: Annotated[Path, typer.Option("--log", metavar="L", help="The log to write, not there yet; or a log folder.")],
     model: AnyModelPath = None,
     backend: Annotated[
-        str, typer.Option("--backend", metavar="SPEC", help="llama or openvino[:key=value,...].")
+        str, typer.Option("--backend", metavar="SPEC", help="llama, openvino or reference[:key=value,...].")
     ] = "llama",
     policy: Annotated[
         str,

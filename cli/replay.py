@@ -41,7 +41,9 @@ def replay(
     log: LogPath,
     on: Annotated[
         list[str],
-        typer.Option("--on", metavar="SPEC", help="llama or openvino[:key=value,...]; repeatable.", show_default=False),
+        typer.Option(
+            "--on", metavar="SPEC", help="llama, openvino or reference[:key=value,...]; repeatable.", show_default=False
+        ),
     ],
     model: ModelPath = None,
     isolate: Isolate = False,

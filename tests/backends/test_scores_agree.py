@@ -19,7 +19,7 @@ from kvtape.backends.protocol import AttentionMass, Backend, SessionConfig
 from kvtape.cli.models import demo_model
 from kvtape.planner.ranges import RangeSet
 from support.attention import rank_correlation, whole_mass
-from support.engines import ENGINES, load_engine
+from support.engines import ENGINES, NATIVE, load_engine
 from support.tiny_gguf import write_tiny
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -43,8 +43,8 @@ TOKENS = [int(t) for t in np.random.default_rng(5).integers(3, 259, 200)]
 
 
 @contextmanager
-def opened_on_all(path: Path, **config: Any) -> Iterator[list[Backend]]:
-    engines = [load_engine(name, path) for name in ENGINES]
+def opened_on(names: Sequence[str], path: Path, **config: Any) -> Iterator[list[Backend]]:
+    engines = [load_engine(name, path) for name in names]
     asked = {"n_ctx": 256, "chunk": 32, "kv_type_k": "f32", "kv_type_v": "f32", "cold_budget_tokens": 256}
     backends = [engine.open(SessionConfig(**asked | config, options={"scores": "on"})) for engine in engines]
     assert all(backend.capabilities.attention_scores for backend in backends)
@@ -68,7 +68,7 @@ def assert_agree(masses: Sequence[AttentionMass], whole: float = WHOLE_MASS, ran
 
 @pytest.mark.parametrize("model", MODELS)
 def test_tiny_models_agree(model: str, tmp_path: Path) -> None:
-    with opened_on_all(write_tiny(tmp_path / "tiny.gguf", **MODELS[model])) as backends:
+    with opened_on(ENGINES, write_tiny(tmp_path / "tiny.gguf", **MODELS[model])) as backends:
 
         def each(operation: Callable[[Backend], Any]) -> list[Any]:
             return [operation(backend) for backend in backends]
@@ -106,7 +106,7 @@ def test_tiny_models_agree(model: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["rebuild", "restore"])
 def test_counting_goes_on_over_new_rows(way: str, tmp_path: Path) -> None:
-    with opened_on_all(write_tiny(tmp_path / "tiny.gguf")) as backends:
+    with opened_on(ENGINES, write_tiny(tmp_path / "tiny.gguf")) as backends:
         for backend in backends:
             backend.prefill(TOKENS[:40], 0)
             saved = backend.snapshot()
@@ -121,7 +121,7 @@ def test_counting_goes_on_over_new_rows(way: str, tmp_path: Path) -> None:
 
 def test_a_probe_and_a_window_behind_a_gap_agree(tmp_path: Path) -> None:
     """The window's tokens stand where they stood, not where the gap begins."""
-    with opened_on_all(write_tiny(tmp_path / "tiny.gguf", qk_gain=3.0)) as backends:
+    with opened_on(ENGINES, write_tiny(tmp_path / "tiny.gguf", qk_gain=3.0)) as backends:
         for backend in backends:
             backend.prefill(TOKENS[:100], 0)
             backend.evict(30, 60)
@@ -145,7 +145,7 @@ def test_a_real_model_agrees_within_what_its_quantised_weights_allow() -> None:
     engine = load_engine("openvino", demo_model())
     text, question = engine.tokenize(TEXT * 2), engine.tokenize(QUESTION)
     engine.close()
-    with opened_on_all(demo_model(), n_ctx=512, chunk=128) as backends:
+    with opened_on(NATIVE, demo_model(), n_ctx=512, chunk=128) as backends:
         for backend in backends:
             backend.prefill(text, 0)
         for masses in (

@@ -91,7 +91,7 @@ def test_without_the_model_the_remedy_is_named(log: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "code", "words"),
     [
-        ("reference", 3, "not part of this version"),
+        ("reference:engine=apollo", 2, "carries no session"),
         ("lama", 2, "llama"),
         ("llama:way=sideways", 2, "native, recompute"),
         ("llama:nonsense=1", 2, "known"),

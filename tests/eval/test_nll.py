@@ -24,7 +24,7 @@ from kvtape.planner.events import Op
 from kvtape.planner.rows import TrialRow
 from kvtape.planner.specs import SpecError
 from kvtape.testing.sink import ListSink
-from support.engines import ENGINES, load_engine
+from support.engines import NATIVE, load_engine
 from support.tiny_gguf import write_tiny
 
 LOGITS = arrays(np.float32, 9, elements=st.floats(-50, 50, width=32))
@@ -42,7 +42,7 @@ class Kept(ListSink):
         self.trials += rows
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=NATIVE)
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     loaded = load_engine(request.param, write_tiny(tmp_path_factory.mktemp("m") / "t.gguf"))
     config = SessionConfig(chunk=128, kv_type_k="f32", kv_type_v="f32")
@@ -99,7 +99,7 @@ def test_the_figures_are_those_of_the_engine_itself(target: Target) -> None:
     backend.close()
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", NATIVE)
 def test_past_the_trained_context_policies_go_on_and_dense_says_why_it_is_absent(
     name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

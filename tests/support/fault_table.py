@@ -159,7 +159,9 @@ NO_MEMORY = Cell("injected", "the inference raises MemoryError", _no_memory_in_i
 NO_STATE = Cell("injected", "the runtime refuses a state write", _state_write_refused, "refuses the state")
 NO_SCORES = Cell("injected", "no memory for the attention scores", _no_memory_for_scores, "attention scores")
 NO_ANSWER = Cell("provoked", "the feed-forward of the last layer gives no answer", _abort, "gave no answer")
-LAYER_LOST = Cell("provoked", "the last layer lost a row behind the books' back", _lose_a_row_of_one_layer, "differ from")
+LAYER_LOST = Cell(
+    "provoked", "the last layer lost a row behind the books' back", _lose_a_row_of_one_layer, "differ from"
+)
 NO_ROW = Cell("injected", "no memory for the rows of the last layer", _no_memory_for_a_row, "no memory for the rows")
 UNFORESEEN = Cell("injected", "an exception that the backend did not foresee", _unforeseen, "nobody foresaw this")
 

@@ -26,7 +26,7 @@ def rewrite_gguf(
     """`target`, with every key and tensor of `source`.
 
     `storage` f32 or f16: matrices are dequantised and stored so; None keeps them as they are. `keys` adds keys, `more`
-    tensors.
+    tensors, which take the place of those of the same name.
     """
     reader = gguf.GGUFReader(str(source))
     arch = reader.fields["general.architecture"].contents()
@@ -38,7 +38,8 @@ def rewrite_gguf(
     if keys is not None:
         keys(writer)
     for tensor in reader.tensors:
-        _add(writer, tensor, storage)
+        if tensor.name not in (more or {}):
+            _add(writer, tensor, storage)
     for name, values in (more or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
