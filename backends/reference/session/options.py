@@ -56,10 +56,13 @@ class Resolved:
 
 
 def parse_reference_options(options: Mapping[str, str]) -> ReferenceOptions:
-    """Read engine options. Raises UsageError that names the known keys, values or engines."""
+    """Read engine options. Raises UsageError that names the known keys, values or engines, or two at odds."""
     given = read_options("reference", options, _OPTIONS)
+    engine = parse_engine(given["engine"])
+    if given["scores"] == "on" and engine.spec != "standard":
+        raise UsageError(f"scores=on needs engine=standard; {engine.spec} does not show whom it attends to")
     return ReferenceOptions(
-        engine=parse_engine(given["engine"]),
+        engine=engine,
         dtype=np.dtype(given["dtype"]),
         packed=given["weights"] == "packed",
         scores=given["scores"] == "on",
@@ -74,11 +77,6 @@ def resolve(asked: SessionConfig, options: ReferenceOptions, weights: Weights, *
     session's `config` says so.
     """
     check_sizes(asked)
-    surgery = options.engine.spec == "standard"
-    if options.scores and not surgery:
-        raise UsageError(
-            f"scores=on needs engine=standard: {options.engine.spec} does not show whom a query attends to"
-        )
     n_ctx = fitted_context(asked.n_ctx, options.memory, _need(weights, scores=options.scores), loaded=loaded)
     kv = _KV_TYPES[options.dtype]
     config = replace(asked, kv_type_k=kv, kv_type_v=kv, flash_attention=False, threads=1)
