@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from kvtape.backends.reference.blas import Floats
 from kvtape.backends.reference.dispatch import logits_of
 from kvtape.backends.reference.engine import KvEngine, RetrievalEngine
 from kvtape.backends.reference.engines import EngineChoice, make_engine
+from kvtape.backends.reference.errors import BackendFailure
 from kvtape.backends.reference.ffn import FfnRouter, LocalFfn
 from kvtape.backends.reference.weights import Weights
 
@@ -17,7 +20,8 @@ __all__ = ["Harness"]
 class Harness:
     """An engine, or the choice of one that is made here, with its weights and its router.
 
-    `router` may be set to another one between any two calls.
+    `router` may be set to another one between any two calls. Every call raises BackendFailure for logits that are not
+    finite, beside what the engine raises.
     """
 
     def __init__(
@@ -62,4 +66,6 @@ class Harness:
 
     def _logits(self, hidden: Floats) -> Floats:
         logits: Floats = logits_of(self.weights, hidden)[0]
+        if not np.isfinite(logits).all():
+            raise BackendFailure(f"{self.weights.path}: the model gave logits that are no numbers; convert it again")
         return logits

@@ -22,6 +22,7 @@ from kvtape.backends.reference.errors import ModelUnsupported
 from kvtape.backends.reference.feed_forward import Experts, FeedForward, Gated, Shared
 from kvtape.backends.reference.linear import Projection
 from kvtape.backends.reference.matrix import Matrix, dequantise, matrix_slices
+from kvtape.backends.reference.tensor_shapes import shape_obstacle
 from kvtape.capacity.gguf_file import open_gguf
 from kvtape.capacity.metadata import metadata_of
 from kvtape.capacity.model import read_model
@@ -80,6 +81,9 @@ class Weights:
         factors = self._vector("rope_freqs.weight")
         meta = metadata_of(reader, self.path)
         self.architecture: Architecture = read_architecture(shape, meta, factors)
+        obstacle = shape_obstacle(reader.tensors, shape)
+        if obstacle:
+            raise ModelUnsupported(f"{self.path}: {obstacle}; convert the model again")
         self._matrices: dict[str, Matrix] = {}
         self._asked_packed = packed
         self.embedding = self._matrix("token_embd.weight")
