@@ -12,6 +12,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +20,13 @@ import numpy as np
 from kvtape.backends.reference.blas import Floats
 from kvtape.backends.reference.engine import EngineInfo, KvEngine, Memory, MemoryKind, StateHandle
 from kvtape.backends.reference.engines import EngineChoice, make_engine
-from kvtape.backends.reference.errors import BackendFailure, EmptyPrompt, ExecutionRefused, StateInvalidated
+from kvtape.backends.reference.errors import (
+    BackendFailure,
+    BackendUnavailable,
+    EmptyPrompt,
+    ExecutionRefused,
+    StateInvalidated,
+)
 from kvtape.backends.reference.ffn import FfnRouter
 from kvtape.backends.reference.ffn_frames import frame_bytes, model_key
 from kvtape.backends.reference.ffn_remote import RemoteFfn, told_frame
@@ -55,22 +62,27 @@ class RemoteEngine:
         self._window = engine.window_tokens
         self._weights, self._key = weights, model_key(weights)
         self._caller = Caller(url, self._key, retry or _RETRY, sleep)
-        self._path = f"/v1/sessions/{uuid.uuid4().hex}"
+        self._path = ""
         self._n_tokens = 0
         self._lost: str | None = None
 
     def prefill(self, weights: Weights, ffn: FfnRouter, tokens: Sequence[int]) -> Floats:
+        """A session of its own at the server: where the answer is lost, the one before is as it was."""
         ids = checked_tokens(tokens, weights.n_vocab)
         self._check(weights, ffn)
-        hidden = self._asked("PUT", "", {"spec": self.info.spec, "tokens": ids.tolist()})
-        self._n_tokens, self._lost = len(ids), None
+        path = f"/v1/sessions/{uuid.uuid4().hex}"
+        hidden = self._asked("PUT", path, {"spec": self.info.spec, "tokens": ids.tolist()})
+        before, self._path, self._n_tokens, self._lost = self._path, path, len(ids), None
+        if before:
+            with suppress(BackendUnavailable, BackendFailure):
+                self._call("DELETE", before, None, _JSON_BYTES)
         return hidden
 
     def decode_step(self, weights: Weights, ffn: FfnRouter, token: int) -> Floats:
         self._begun()
         ids = checked_tokens([token], weights.n_vocab)
         self._check(weights, ffn)
-        hidden = self._asked("POST", "/step", {"tokens": ids.tolist(), "n_tokens": self._n_tokens})
+        hidden = self._asked("POST", f"{self._path}/step", {"tokens": ids.tolist(), "n_tokens": self._n_tokens})
         self._n_tokens += 1
         return hidden
 
@@ -97,7 +109,7 @@ class RemoteEngine:
         if position < 0:
             return None
         width = shape.n_head_kv * (shape.head_dim_k + shape.head_dim_v)
-        reply = self._call("GET", f"/rows/{layer}/{position}", None, frame_bytes(1, width))
+        reply = self._call("GET", f"{self._path}/rows/{layer}/{position}", None, frame_bytes(1, width))
         if reply == (200, b"null"):
             return None
         row = told_frame(self._caller, reply).rows[0].reshape(-1)
@@ -110,9 +122,9 @@ class RemoteEngine:
     def close(self) -> None:
         """End the session at the server, where it is still there."""
         if self._n_tokens:
-            self._call("DELETE", "", None, _JSON_BYTES)
+            self._call("DELETE", self._path, None, _JSON_BYTES)
         self._caller.close()
-        self._n_tokens = 0
+        self._path, self._n_tokens = "", 0
 
     def _begun(self) -> None:
         if self._lost:
@@ -137,7 +149,7 @@ class RemoteEngine:
 
     def _told(self) -> Mapping[str, Any]:
         self._begun()
-        reply = self._call("GET", "", None, _JSON_BYTES)
+        reply = self._call("GET", self._path, None, _JSON_BYTES)
         try:
             told: Mapping[str, Any] = json.loads(reply.body)
             return {"memory": told["memory"], "stages": told["stages"]}
@@ -147,7 +159,7 @@ class RemoteEngine:
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None, due_bytes: int) -> Reply:
         """Raises what the engine at the server raised, beside the errors of `Caller`."""
         data = json.dumps(body).encode() if body is not None else b""
-        reply = self._caller.call(method, self._path + path, data, SESSION_TYPE, max(due_bytes, _JSON_BYTES))
+        reply = self._caller.call(method, path, data, SESSION_TYPE, max(due_bytes, _JSON_BYTES))
         if reply.status != 422:
             return reply
         try:

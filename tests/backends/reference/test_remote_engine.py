@@ -110,12 +110,37 @@ def test_steps_whose_answer_was_lost_are_computed_once(plan: list[str], spec: st
         for token, what in zip(text(len(plan), seed=3), plan, strict=True):
             want = undisturbed.decode_step(model, LocalFfn(model), token)
             if what != "step":
-                engine._asked("POST", "/step", {"tokens": [token], "n_tokens": engine.handle().n_tokens})
+                engine._asked("POST", f"{engine._path}/step", {"tokens": [token], "n_tokens": engine.handle().n_tokens})
             if what == "again":
                 engine._caller.close()
             np.testing.assert_array_equal(engine.decode_step(model, ffn, token), want)
         assert engine.stage_summary() == undisturbed.stage_summary()
         assert engine.memory() == undisturbed.memory()
+        engine.close()
+        ffn.close()
+
+
+def test_a_prompt_whose_answer_was_lost_leaves_the_session_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where both prompts are of one length, and the server would not see the difference. One session stays."""
+    model, prompt = weights("llama"), text(10)
+    want = play("standard", model, prompt, 1)
+    with _served() as server:
+        engine, ffn = _remote(server.url)
+        engine.prefill(model, ffn, prompt)
+        real = engine._asked
+
+        def lost(*args: object) -> None:
+            real(*args)  # type: ignore[arg-type]
+            raise BackendUnavailable("the answer was lost")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_asked", lost)
+            with pytest.raises(BackendUnavailable):
+                engine.prefill(model, ffn, text(10, seed=9))
+        np.testing.assert_array_equal(engine.decode_step(model, ffn, want.tokens[0])[0], want.hidden[1])
+        held = len(server._sessions._held)
+        engine.prefill(model, ffn, prompt)
+        assert len(server._sessions._held) == held
         engine.close()
         ffn.close()
 
