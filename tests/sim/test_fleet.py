@@ -135,8 +135,17 @@ def test_an_id_is_another_block_behind_other_blocks() -> None:
     assert served.evicted == 0
 
 
+def test_of_two_that_end_at_once_the_first_that_came_gives_way_first() -> None:
+    served = serve(asked([[1], [2], [3], [2]], gap_ns=0), Fleet(2), flat_costs(prefill=1, decode=1))
+    assert served.began.tolist() == [0, 0, served.ended[0], served.ended[0]]
+    assert served.reused.tolist() == [0, 0, 0, SIZE - 1]
+
+
 def test_a_wait_for_room_is_in_the_time_to_the_first_token() -> None:
-    served = serve(asked([[1, 2], [3, 4], [1, 2]], gap_ns=0), Fleet(3), flat_costs())
+    requests = asked([[1, 2], [3, 4], [1, 2]], gap_ns=0)
+    served = serve(requests, Fleet(3), flat_costs())
+    said = figures(requests, served)
+    assert (said["ttft_p50_ns"], said["ttft_p95_ns"], said["queued_p95_ns"]) == (2000, 3000, 2000)
     assert served.began.tolist() == [0, 1000, 2000]
     assert served.prompted.tolist() == [1000, 2000, 3000]
     assert served.evicted == 2  # 2 leaves for 3 and 4, then 4 for 2

@@ -23,10 +23,11 @@ from kvtape.sim.whatif.conditions import (
     violation,
 )
 from kvtape.sim.whatif.executors import Executor, Serial
+from kvtape.sim.whatif.grid import Point
 from kvtape.sim.whatif.point import Workload, run_task
 from kvtape.sim.whatif.processes import Processes
 from kvtape.sim.whatif.rows import Draws, simulated
-from kvtape.sim.whatif.search import Found, Wish, search
+from kvtape.sim.whatif.search import Found, Scored, Wish, _Optuna, search
 from kvtape.sim.whatif.space import Space, budgets_between
 from kvtape.sim.world.reading import read_scripts
 from kvtape.sim.world.settings import Settings
@@ -194,6 +195,31 @@ def test_equal_points_are_simulated_once(workload: Workload) -> None:
     assert len(tried) == len(set(tried)) == len(result.points) < len(result.trials) <= 160
     assert sum(p.row["error"] is None for p in result.points) <= 40
     assert set(result.trials) == set(range(len(result.points)))
+
+
+def scored(policy: str, budget: int, cost: float, peak: int, *misses: float) -> Scored:
+    return Scored(Point(policy, budget, BASE), {"error": None, "peak_kv_bytes": peak}, cost, misses or (0.0,))
+
+
+def test_of_equals_what_is_small_and_plain_is_better() -> None:
+    wanted = [
+        scored("stream:sink=4", 64, 1, 100),
+        scored("stream:sink=4", 96, 1, 100),
+        scored("a", 64, 1, 200),
+        scored("class", 64, 2, 50),
+        scored("stream:sink=4,recent=1", 64, 2, 50),
+        scored("a", 2, 0, 1, 0.5),
+    ]
+    mixed = [wanted[i] for i in (5, 2, 4, 0, 3, 1)]
+    assert sorted(mixed, key=lambda one: one.order) == wanted
+
+
+def test_the_sampler_is_told_what_misses_its_conditions() -> None:
+    asker = _Optuna(SPACE, 0)
+    costs, misses = [1.0, 2.0, 3.0, 4.0], [0.5, 0.0, 0.0, 0.1]
+    points = [SPACE.point(choice) for choice in asker.ask(4)]
+    asker.tell([Scored(p, {"error": None}, c, (0.0, m)) for p, c, m in zip(points, costs, misses, strict=True)])
+    assert asker._study.best_trial.value == 2.0
 
 
 def test_a_seed_gives_the_same_search_for_any_number_of_workers(workload: Workload) -> None:

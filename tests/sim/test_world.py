@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import simpy
@@ -22,6 +23,7 @@ from kvtape.sim.world import running
 from kvtape.sim.world.reading import read_scripts
 from kvtape.sim.world.running import Simulated, simulate
 from kvtape.sim.world.script import Script
+from kvtape.sim.world.server import Server
 from kvtape.sim.world.settings import Settings
 from kvtape.sim.world.timeline import Link, SimTimeline
 from kvtape.testing.sink import ListSink
@@ -106,6 +108,37 @@ def test_memory_bounds_how_many_contexts_are_open() -> None:
     assert found.figures["peak_kv_bytes"] <= 6400
 
 
+def test_who_is_idle_longest_gives_up_its_slot_and_memory_first() -> None:
+    @dataclasses.dataclass
+    class Named:
+        name: str
+        n_bytes: int = 1
+
+        def displaced(self) -> None:
+            gone.append(self.name)
+
+        def lost(self, slot: int) -> None: ...
+
+    gone: list[str] = []
+    env = simpy.Environment(initial_time=0)
+    server = Server(env, 3, 6, 3)
+
+    def hold(name: str) -> Generator[simpy.Event, Any, None]:
+        tenant = tenants.setdefault(name, Named(name))
+        yield from server.acquire(tenant)
+        yield env.timeout(1)
+        server.release(tenant, keep=True)
+
+    def one_after_another() -> Generator[simpy.Event, Any, None]:
+        for name in ("a", "b", "c", "a", "d", "e", "f"):
+            yield env.process(hold(name))
+
+    tenants: dict[str, Named] = {}
+    env.process(one_after_another())
+    env.run()
+    assert gone == ["b", "c", "a"]
+
+
 def test_what_does_not_fit_the_policy_is_refused_and_counted() -> None:
     found, _ = run(scripts_of("a"), n_ctx=24)
     assert found.figures["refused"] == 2
@@ -144,6 +177,14 @@ def test_the_link_carries_one_block_at_a_time() -> None:
     free, _ = run(scripts, link_bytes_per_s=10**12, **narrow)
     assert found.figures["end_ns"] > free.figures["end_ns"]
     assert found.figures["evicted_tokens"] == free.figures["evicted_tokens"]
+
+
+def test_a_transfer_takes_its_bytes_and_no_less() -> None:
+    env = simpy.Environment(initial_time=0)
+    link = Link(env, 3, 5)
+    env.process(link.transfer(1))
+    env.run()
+    assert (env.now, link.busy_ns) == (333_333_339, 333_333_339)
 
 
 def test_two_transfers_at_once_take_turns() -> None:
