@@ -112,7 +112,7 @@ class FfnHandler(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         """Refused before a byte of it is read, where it is more than this server takes, or meant for another host."""
-        if not is_loopback(urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""):
+        if not is_loopback(_name(self.headers.get("Host", ""))):
             # A page whose name was made to lead here: its browser takes this server for the page's own.
             raise Refused(HTTPStatus.FORBIDDEN, "call this server by a loopback address or as localhost")
         length = self.headers.get("Content-Length", "0" if self.command in ("GET", "DELETE") else "")
@@ -143,3 +143,11 @@ class FfnHandler(BaseHTTPRequestHandler):
             self.wfile.flush()
         except OSError:
             self.close_connection = True
+
+
+def _name(host: str) -> str:
+    """Of a `Host` header, without its port; empty for what is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""

@@ -49,9 +49,7 @@ class SessionHost:
         engine = make_engine(parse_engine(str(asked.get("spec"))))
         if not isinstance(engine, KvEngine):
             raise ExecutionRefused("unsupported", f"{engine.info.name} is no KV engine; a server holds only those")
-        n_ctx = self._weights.architecture.shape.n_ctx_train
-        if len(tokens) > n_ctx:
-            raise UsageError(f"{len(tokens)} tokens for a model trained for {n_ctx}")
+        self._check_length(len(tokens))
         hidden = engine.prefill(self._weights, self._ffn, tokens)
         self._held.pop(name, None)
         while len(self._held) >= MAX_SESSIONS:
@@ -67,6 +65,7 @@ class SessionHost:
             return held.hidden
         if before != held.n_tokens or len(tokens) != 1:
             raise StateInvalidated(f"the session stands behind {held.n_tokens} tokens, the client behind {before}")
+        self._check_length(held.n_tokens + 1)
         held.hidden = held.engine.decode_step(self._weights, self._ffn, token)
         held.n_tokens, held.token = held.n_tokens + 1, token
         return held.hidden
@@ -86,6 +85,11 @@ class SessionHost:
 
     def end(self, name: str) -> None:
         self._held.pop(name, None)
+
+    def _check_length(self, n_tokens: int) -> None:
+        n_ctx = self._weights.architecture.shape.n_ctx_train
+        if n_tokens > n_ctx:
+            raise UsageError(f"{n_tokens} tokens for a model trained for {n_ctx}")
 
     def _session(self, name: str) -> _Held:
         if name not in self._held:

@@ -274,6 +274,7 @@ def test_the_server_takes_only_what_it_can_use(host: FfnHost) -> None:
     assert _posted(host, good.encode(), Content_Type="text/plain")[0] == 415
     assert _posted(host, b"", Content_Length="many")[0] == 411
     assert _posted(host, good.encode(), Host="kvtape.example:8077")[0] == 403
+    assert _posted(host, good.encode(), Host="[::1")[0] == 403
     assert (
         _posted(host, good.encode(), Host="[::1]:8077")[0] == _posted(host, good.encode(), Host="localhost")[0] == 200
     )

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtape.backends.errors import InputRejected
+from kvtape.backends.errors import InputRejected, UsageError
 from kvtape.backends.reference import session_host
 from kvtape.backends.reference.engine import KvEngine, StateHandle
 from kvtape.backends.reference.engines import parse_engine
@@ -265,3 +265,14 @@ def test_the_server_takes_only_what_it_can_use(host: FfnHost) -> None:
         assert response.status == status, (method, path, body, told)
         if status >= 400:
             assert json.loads(told)["error"]
+
+
+def test_a_session_is_no_longer_than_the_model_was_trained_for() -> None:
+    model = Weights(model_file("llama", n_ctx=8))
+    host = session_host.SessionHost(model)
+    host.begin("name", {"spec": "standard", "tokens": text(7)})
+    host.step("name", {"tokens": [5], "n_tokens": 7})
+    with pytest.raises(UsageError, match="9 tokens for a model trained for 8"):
+        host.step("name", {"tokens": [6], "n_tokens": 8})
+    with pytest.raises(UsageError, match="9 tokens for a model trained for 8"):
+        host.begin("other", {"spec": "standard", "tokens": text(9)})
