@@ -144,6 +144,7 @@ def test_what_does_not_fit_the_policy_is_refused_and_counted() -> None:
     assert found.figures["refused"] == 2
     assert found.figures["turns"] == 3
     assert "do not fit" in (found.turns[1].why or "")
+    assert found.figures["prefill_regret_tokens"] is None
 
 
 def test_a_decode_longer_than_the_context_is_cut_short() -> None:
@@ -163,6 +164,8 @@ def test_open_arrivals_keep_the_recorded_times_and_closed_the_thinking() -> None
     assert all(t.queued_ns == 0 for t in calm.turns)
     gap = calm.turns[1].arrived_ns - calm.turns[0].ended_ns
     assert gap == scripts[0].turns[1].think_ns
+    leisurely, _ = run(scripts, slow, arrivals="closed", pace=0.5)
+    assert leisurely.turns[1].arrived_ns - leisurely.turns[0].ended_ns == 2 * gap > 0
     assert run(scripts, slow, arrivals="open", pace=2.0)[0].turns[1].arrived_ns == round(scripts[0].turns[1].at_ns / 2)
 
 
