@@ -46,7 +46,7 @@ class Tolerances:
     def of(cls, *, weights: Storage, kv_type_k: str) -> Tolerances:
         """Engines round activations to the precision of the weights that they multiply: to 8 bits against quantised
         ones, which alone moves layer-0 keys by 0.01, to 11 or 8 bits of mantissa against f16 and bf16."""
-        exact = kv_type_k == "f32"
+        exact = kv_type_k in ("f32", "f64")
         identity = max(_IDENTITY[weights], 1e-3 if exact else 1e-2)
         return cls(identity=identity, moved_key=1e-3 if exact else 2e-2)
 

@@ -48,8 +48,8 @@ class Target:
             )
         known = {
             "chunk": row.chunk,
-            "kv_type_k": row.kv_type_k,
-            "kv_type_v": row.kv_type_v,
+            "kv_type_k": _askable(row.kv_type_k),
+            "kv_type_v": _askable(row.kv_type_v),
             "flash_attention": row.flash_attention,
             "threads": self.threads or row.threads,
             "cold_budget_tokens": cold_tokens if row.cold_budget_tokens is None else row.cold_budget_tokens,
@@ -57,6 +57,11 @@ class Target:
         }
         said: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
         return SessionConfig(n_ctx=n_ctx, options=dict(self.options), **said)
+
+
+def _askable(kv_type: str | None) -> str | None:
+    """The reference alone has double rows, by an option of its own; everybody else stores the nearest there is."""
+    return "f32" if kv_type == "f64" else kv_type
 
 
 def parse_target(text: str) -> Target:

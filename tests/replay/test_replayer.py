@@ -334,6 +334,17 @@ def test_target_specs_are_split_between_replay_and_engine() -> None:
     assert (target.threads, target.options) == (2, {"mirror": "off"})
 
 
+def test_a_session_of_double_rows_is_replayed_on_every_engine(model: Path) -> None:
+    script = Script()
+    script.prefill(list(range(3, 40)))
+    script.evict(4, 9)
+    script.decode([50])
+    log = log_of(model, script, kv_type_k="f64", kv_type_v="f64")
+    report = run(log, model, *ENGINES, "reference:dtype=float64")
+    assert report.equal, report.first_divergence
+    assert [b.kv_types for b in report.backends] == ["f32/f32", "f32/f32", "f32/f32", "f64/f64"]
+
+
 @pytest.mark.parametrize("odd", [{"yarn": 4}, {"arch": "qwen2moe"}], ids=["yarn", "experts"])
 def test_what_the_reference_computes_is_identified_and_compared(odd: dict[str, Any], tmp_path: Path) -> None:
     """Scaled keys are told apart from the tokens' own, experts compute what llama.cpp's do."""
