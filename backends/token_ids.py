@@ -19,6 +19,8 @@ def check_tokens(tokens: Sequence[int], n_vocab: int) -> npt.NDArray[np.int32]:
     ids = np.asarray(tokens)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise InputRejected(f"token ids must be integers that fit 64 bits, not {ids.dtype} of {ids.ndim} dimensions")
+    if any(isinstance(token, bool) for token in tokens):
+        raise InputRejected("token ids must be integers, and one is a truth value")
     outside = np.flatnonzero((ids < 0) | (ids >= n_vocab))
     if len(outside):
         at = int(outside[0])

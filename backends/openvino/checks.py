@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvtape.backends import token_ids
 from kvtape.backends.errors import InputRejected
 from kvtape.backends.openvino.mirror import Rows
 from kvtape.backends.openvino.rope import I64
@@ -18,15 +19,8 @@ _POSITION_LIMIT = 1 << 24
 
 
 def check_tokens(tokens: Sequence[int], n_vocab: int) -> I64:
-    """`tokens` as int64 `[n]`. Raises InputRejected for none, for what is no integer, or outside `[0, n_vocab)`."""
-    if not len(tokens):
-        raise InputRejected("no tokens")
-    for token in tokens:
-        if isinstance(token, bool) or not isinstance(token, int | np.integer):
-            raise InputRejected(f"token {token!r} is not an integer")
-        if not 0 <= token < n_vocab:
-            raise InputRejected(f"token {token} is outside the vocabulary [0, {n_vocab})")
-    return np.array(tokens, np.int64)
+    """As `token_ids.check_tokens`, int64 `[n]`: what the graph takes."""
+    return token_ids.check_tokens(tokens, n_vocab).astype(np.int64)
 
 
 def check_positions(start: int, n: int) -> None:
