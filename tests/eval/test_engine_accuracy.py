@@ -190,7 +190,7 @@ def test_logits_that_are_no_numbers_are_not_served() -> None:
     choice = EngineChoice(replace(codec.entry, make=lambda info, options: _NotANumber(info)), codec.options)
     (track,) = _compared([choice], _cases(2, steps=4), steps=4)
     row = accuracy_row(track, weights("llama").report())
-    assert (row["asked"], row["served"], row["problems"]) == (10, 2, {"InvariantViolation": 2})
+    assert (row["asked"], row["served"], row["problems"]) == (10, 2, {"BackendFailure": 2})
 
 
 def test_more_likely_tokens_than_there_are() -> None:
