@@ -35,8 +35,8 @@ _PURE = {
     *("steps", "tokens", "turbo_codec", "weights"),
 }
 _FOLDER = str(Path(session_engine.__file__).parent)
-_LAST = 20
-_STRIDE = 13
+_LAST = 14
+_STRIDE = 23
 
 
 class _Interrupt:
