@@ -93,16 +93,15 @@ def _run_of(tape: Log, text: str | None) -> RunRow:
 def _session_of(tape: Log, run: RunRow, session_id: str | None) -> SessionRow:
     """The session named, or the only one. Raises UsageError naming those there are."""
     from kvtape.backends.errors import UsageError
+    from kvtape.cli.logs import named_sessions
 
     rows = tape.sessions(run.run_id)
     if session_id is None and len(rows) == 1:
         return rows[0]
     found = [row for row in rows if row.session_id == session_id]
     if not found:
-        more = f" and {len(rows) - 20} more" if len(rows) > 20 else ""
-        some = ", ".join(row.session_id for row in rows[:20]) + more
         what = "name one with --session" if session_id is None else f"no session {session_id!r}"
-        raise UsageError(f"{what}; run {run.run_id} has: {some or 'none'}")
+        raise UsageError(f"{what}; run {run.run_id} has: {named_sessions(rows)}")
     return found[0]
 
 

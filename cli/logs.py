@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kvtape.planner.rows import SessionRow
     from kvtape.traces.reader import Log
 
-__all__ = ["chosen_sessions", "opened", "ranges_text"]
+__all__ = ["chosen_sessions", "named_sessions", "opened", "ranges_text"]
 
 
 @contextmanager
@@ -36,9 +36,14 @@ def chosen_sessions(log: Log, session_id: str | None) -> list[SessionRow]:
         return rows
     found = [row for row in rows if row.session_id == session_id]
     if not found:
-        there = ", ".join(row.session_id for row in rows) or "none"
-        raise UsageError(f"no session {session_id!r} in the log; it has: {there}")
+        raise UsageError(f"no session {session_id!r} in the log; it has: {named_sessions(rows)}")
     return found
+
+
+def named_sessions(rows: Sequence[SessionRow], most: int = 20) -> str:
+    """The names of sessions for an error line, which stays a line where a trace has thousands."""
+    more = f" and {len(rows) - most} more" if len(rows) > most else ""
+    return (", ".join(row.session_id for row in rows[:most]) or "none") + more
 
 
 def ranges_text(ranges: RangeSet, most: int = 8) -> str:

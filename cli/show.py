@@ -37,14 +37,14 @@ def show(
       kvtape show demo-out/demo.duckdb --session essay --at 40
     """
     from kvtape.backends.errors import UsageError
-    from kvtape.cli.logs import chosen_sessions, opened
+    from kvtape.cli.logs import chosen_sessions, named_sessions, opened
     from kvtape.cli.output import emit, note
 
     with opened(log) as tape:
         run_id = tape.default_run().run_id
         rows = chosen_sessions(tape, session)
         if at is not None and len(rows) != 1:
-            raise UsageError(f"--at needs --session; the log has: {', '.join(row.session_id for row in rows)}")
+            raise UsageError(f"--at needs --session; the log has: {named_sessions(rows)}")
         shown: list[dict[str, Any]] = []
         sections: list[Section] = []
         if len(rows) > MOST_SESSIONS:

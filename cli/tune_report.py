@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvtape.cli.output import Section
     from kvtape.sim.costs.model import CostTable
@@ -90,15 +91,15 @@ def tune_sections(body: dict[str, Any]) -> list[Section]:
 
     goal = body.get("minimize") or body["maximize"]
     shown = body["best"] or body["nearest"]
-    wanted = " and ".join(body["where"]) or "no condition"
+    wanted = " and ".join(map(_written, body["where"])) or "no condition"
     verdict = (
         f"best of {len(body['rows'])} points: {shown['policy']} at {shown['budget']} tokens"
         if body["feasible"]
         else f"NOTHING that was tried meets {wanted}; nearest of {len(body['rows'])} points, misses "
-        f"{', '.join(shown['missed'])}: {shown['policy']} at {shown['budget']} tokens"
+        f"{', '.join(map(_written, shown['missed']))}: {shown['policy']} at {shown['budget']} tokens"
     )
     names = dict.fromkeys([goal, *(_name(text) for text in body["where"])])
-    facts = [(name, shown[name]) for name in names]
+    facts = [(_column(name), _value(shown, name)) for name in names]
     facts += [(name, shown[name]) for name in ("slots", "cold_tokens") if shown[name] is not None]
     sections = [Section(verdict, ("what", "value"), facts)]
     if body["commands"] is not None:
@@ -119,15 +120,36 @@ def _trials(body: dict[str, Any], names: list[str]) -> Section:
     for number, place in enumerate(body["trials"], 1):
         row = body["rows"][place]
         again = first.setdefault(place, number)
-        said = f"as trial {again}" if again != number else _short(row["error"]) or ", ".join(row["missed"]) or "yes"
-        rows.append(
-            (number, row["policy"], row["budget"], row["slots"], row["cold_tokens"], *map(row.get, names), said)
+        said = (
+            f"as trial {again}" if again != number else _short(row["error"]) or ", ".join(map(_written, row["missed"]))
         )
-    return Section("trials", ("trial", "policy", "budget", "slots", "cold tokens", *names, "meets all"), rows)
+        figures = [_value(row, name) for name in names]
+        rows.append((number, row["policy"], row["budget"], row["slots"], row["cold_tokens"], *figures, said or "yes"))
+    columns = ("trial", "policy", "budget", "slots", "cold tokens", *map(_column, names), "meets all")
+    return Section("trials", columns, rows)
 
 
 def _name(condition: str) -> str:
     return condition.replace(">=", "<=").partition("<=")[0]
+
+
+def _column(name: str) -> str:
+    """A figure's name for people: times in ms, as in the table of `kvtape simulate`."""
+    return name.removesuffix("_ns") + ", ms" if name.endswith("_ns") else name
+
+
+def _value(row: Mapping[str, Any], name: str) -> Any:
+    value = row.get(name)
+    return value / 1e6 if name.endswith("_ns") and value is not None else value
+
+
+def _written(condition: str) -> str:
+    """A condition as `--where` takes it, a time in ms."""
+    name = _name(condition)
+    if not name.endswith("_ns"):
+        return condition
+    sign, bound = condition[len(name) :][:2], Decimal(condition[len(name) + 2 :])
+    return f"{name.removesuffix('_ns')}{sign}{bound.scaleb(-6).normalize():f}ms"
 
 
 def _short(error: str | None) -> str:

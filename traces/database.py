@@ -148,7 +148,7 @@ def check_file_kind(path: Path, shown: Path) -> None:
     with path.open("rb") as handle:
         head = handle.read(_MAGIC_AT + len(_MAGIC))
     if head[_MAGIC_AT:] != _MAGIC:
-        raise NotALog(f"{shown}: not a kvtape log (not even a DuckDB file)")
+        raise NotALog(f"{shown}: not a kvtape log (not even a DuckDB file); a trace is made one by kvtape import")
 
 
 @contextmanager

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kvtape.sim.errors import SimulationError
+from kvtape.sim.errors import NoAttention, SimulationError
+from kvtape.sim.quality.meter import FIGURES as MASS_FIGURES
 from kvtape.sim.whatif.conditions import ALL_SERVED, Condition, Goal, violation
 from kvtape.sim.whatif.executors import Runner
 from kvtape.sim.whatif.grid import Point
 from kvtape.sim.whatif.rows import Draws, Progress, simulated
 from kvtape.sim.whatif.space import MACHINE, Choice, Space
+from kvtape.sim.world.script import Script
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -90,9 +92,10 @@ def search(
 ) -> Found:
     """Simulate `trials` points of `space`, or all of them if there are no more choices.
 
-    Raises ModuleNotFoundError without Optuna where it is needed, SimulationError where no point can be simulated or
-    none has a figure that is asked for.
+    Raises ModuleNotFoundError without Optuna where it is needed, NoAttention for a figure of attention that the log
+    has not, SimulationError where no point can be simulated or none has a figure that is asked for.
     """
+    _check_attention(space.scripts, wish)
     asker: _Asker = _Everything(space) if space.size <= trials else _Optuna(space, seed)
     tried: dict[Point, Scored] = {}
     places: list[int] = []
@@ -109,6 +112,14 @@ def search(
         if progress is not None:
             progress(_simulated(tried), min(trials, space.size))
     return _found(tuple(tried.values()), tuple(places), asker.method, tuple(assumed), wish)
+
+
+def _check_attention(scripts: Sequence[Script], wish: Wish) -> None:
+    """No simulation gives the attention of a log that has none: said before the first, not behind the last."""
+    lacking = next((s for s in scripts if s.attention is None), None)
+    for name in (wish.goal.name, *(c.name for c in wish.conditions)):
+        if name in MASS_FIGURES and lacking is not None:
+            raise NoAttention(f"{name} cannot be asked for; attention is not known: {lacking.no_attention}")
 
 
 def _simulated(tried: Mapping[Point, Scored]) -> int:

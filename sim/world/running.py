@@ -18,7 +18,7 @@ from kvtape.sim.world.failures import failure_times
 from kvtape.sim.world.measures import Counter, TurnResult, summary
 from kvtape.sim.world.player import Done, Player, Setup
 from kvtape.sim.world.sampling import Sample
-from kvtape.sim.world.script import Script, Turn
+from kvtape.sim.world.script import Script, Turn, begin_alike
 from kvtape.sim.world.server import Server
 from kvtape.sim.world.settings import Settings
 from kvtape.sim.world.shapes import check_costs, model_session
@@ -165,6 +165,10 @@ class _World:
         }
         assumed = dict.fromkeys(text for t in tenants for text in t.modelled.assumed)
         assumed |= dict.fromkeys(f"{kind} costs what {by} costs" for kind, by in self.costs.stand_ins.items())
+        alike = begin_alike(t.script for t in tenants)
+        if alike:
+            there = f"of {len(tenants)} the beginnings of {alike} had been there before"
+            assumed[f"sessions share nothing, though {there}; kvtape fleet shares prefixes"] = None
         if self.costs.origin.hypothetical:
             assumed["hypothetical costs: from numbers of hardware, no log"] = None
         unknown = next((t.script.no_attention for t in tenants if t.script.attention is None), None)

@@ -6,14 +6,16 @@ for by name (an evict, an admit): those steps are marked `asked`, and only the r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
-from kvtape.planner.blocks import CacheClass
+from kvtape.planner.blocks import DEFAULT_BLOCK, CacheClass
 from kvtape.planner.rows import SessionRow
 from kvtape.sim.quality.attention import AttentionMap
 
-__all__ = ["Script", "Step", "StepKind", "Stretch", "Turn"]
+__all__ = ["Script", "Step", "StepKind", "Stretch", "Turn", "begin_alike"]
 
 StepKind = Literal["prefix", "suffix", "generate", "snapshot", "restore", "evict", "admit", "compact", "policy", "plan"]
 
@@ -81,3 +83,21 @@ class Script:
     n_vocab: int
     attention: AttentionMap | None = field(default=None, compare=False)
     no_attention: str = "it was not recorded; record with kvtape record --score-all"
+
+
+def begin_alike(scripts: Iterable[Script]) -> int:
+    """How many sessions begin with the `DEFAULT_BLOCK` tokens of an earlier one: what a shared cache would know."""
+    seen, alike = set[tuple[int, ...]](), 0
+    for script in scripts:
+        tokens = (t for stretch in _first_prompt(script) for t in stretch.tokens)
+        begins = tuple(islice(tokens, DEFAULT_BLOCK))
+        alike += begins in seen
+        if len(begins) == DEFAULT_BLOCK:
+            seen.add(begins)
+    return alike
+
+
+def _first_prompt(script: Script) -> tuple[Stretch, ...]:
+    steps = (step for turn in script.turns for step in turn.steps if step.kind == "prefix")
+    first = next(steps, None)
+    return () if first is None else first.stretches

@@ -48,6 +48,19 @@ def test_show_says_what_there_is(log: Path, more: list[str], words: str) -> None
     assert words in ran.err
 
 
+def test_a_log_of_many_sessions_names_some_of_them(tmp_path: Path) -> None:
+    row = '{{"timestamp": {}, "input_length": 5, "output_length": 1, "hash_ids": [{}]}}\n'
+    trace, log = tmp_path / "trace.jsonl", tmp_path / "trace.duckdb"
+    trace.write_text("".join(row.format(i, i) for i in range(23)))
+    assert kvtape("import", trace, "--log", log).code == 0
+    for args in (["show", log, "--at", 1], ["show", log, "--session", "other"], ["explain", log, 1]):
+        ran = kvtape(*args)
+        assert (ran.code, ran.err.count("\n")) == (2, 1)
+        assert "line-0000001, line-0000002" in ran.err
+        assert ran.err.endswith("line-0000020 and 3 more\n")
+    assert "made one by kvtape import" in kvtape("show", trace).err
+
+
 def test_sql_gives_columns_and_rows_with_exact_integers(log: Path) -> None:
     query = (
         "SELECT seq, op, resident_digest FROM events WHERE resident_digest IS NOT NULL ORDER BY resident_digest DESC"

@@ -47,6 +47,17 @@ def test_the_best_point_is_printed_with_the_command_that_repeats_it(asked: list[
     assert said["commands"]["record"] in table
 
 
+def test_times_are_in_ms_for_people_and_in_ns_for_programs(asked: list[object]) -> None:
+    args = ["tune", *asked, "--budget", 256, "--trials", 2, "--policy", "stream", "--where", "ttft_p50<=1ns"]
+    said = json.loads(kvtape(*args, "--json").out)
+    assert said["nearest"]["missed"] == ["ttft_p50_ns<=1"]
+    table = kvtape(*args).out
+    assert "misses ttft_p50<=0.000001ms" in table
+    assert "_ns" not in table
+    facts = dict(line.split("\t") for line in table.splitlines()[2:4])
+    assert float(facts["ttft_p95, ms"]) == pytest.approx(said["nearest"]["ttft_p95_ns"] / 1e6, rel=0.01)
+
+
 def test_the_recorded_policy_is_recorded_again_by_the_command(asked: list[object], model: Path, tmp_path: Path) -> None:
     ran = kvtape("tune", *asked, *TUNE, "--policy", "stream", "--json")
     words = shlex.split(json.loads(ran.out)["commands"]["record"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvtape.cli.errors import describe
 from kvtape.planner.specs import SpecError
-from kvtape.sim.errors import SimulationError
+from kvtape.sim.errors import NoAttention, SimulationError
 from kvtape.sim.whatif.conditions import (
     ALL_SERVED,
     Condition,
@@ -236,6 +237,16 @@ def test_where_nothing_is_feasible_the_nearest_point_is_named(workload: Workload
     missed = [p.row["peak_kv_bytes"] for p in result.points if p.row["not_served"] == 0]
     assert result.nearest.row["peak_kv_bytes"] == min(missed) < max(missed)
     assert any(p.row["not_served"] for p in result.points)
+
+
+def test_attention_that_the_log_has_not_is_refused_before_anything_runs(workload: Workload) -> None:
+    def never(tasks: object) -> list[object]:
+        raise AssertionError(tasks)
+
+    wish = Wish(Goal("latency_p95_ns", "less"), (Condition("retained_mass", ">=", Fraction(1, 2)),))
+    asking = dataclasses.replace(SPACE, scripts=workload.scripts)
+    with pytest.raises(NoAttention, match=r"^retained_mass cannot be asked for; .*--score-all"):
+        search(never, asking, wish, trials=8, seed=0, draws=Draws())  # type: ignore[arg-type]
 
 
 def test_what_no_point_has_a_figure_of_is_an_error(workload: Workload) -> None:

@@ -324,6 +324,18 @@ def test_a_pace_is_exact_where_floats_are_not() -> None:
         Settings(pace=1e-3).paced(ns)
 
 
+def test_what_sessions_could_have_shared_and_did_not_is_said() -> None:
+    def said(n_alike: int, n_other: int) -> list[str]:
+        plays = [talk(1, first=40)] * n_alike + [lambda s: s.ensure_prefix(list(range(49, 9, -1)))] * n_other
+        sinks = [recorded_toy(play, NONE, session_id=f"s{i}") for i, play in enumerate(plays)]  # type: ignore[arg-type]
+        found, _ = run(read_scripts(MemoryLog(sinks)))
+        return [text for text in found.assumed if "share nothing" in text]
+
+    (text,) = said(3, 1)
+    assert "of 4 the beginnings of 2 had been there before" in text
+    assert said(1, 1) == []
+
+
 def test_who_comes_at_the_same_time_is_served_in_the_order_of_the_log() -> None:
     scripts = scripts_of("c", "a", "b", start=(5, 5, 5))
     found, _ = run(scripts, slots=1, arrivals="closed")
