@@ -31,16 +31,21 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Better]:
 def mark_front(rows: Sequence[Mapping[str, Any]]) -> list[bool]:
     """For each row whether it is on the front. A row without all figures compared is not; equal rows are both.
 
-    `not_served` of a row: turns that were refused, unserved or cut short. `clairvoyant`: nobody can run it, so it
+    `not_served` of a row: turns that were refused, unserved or cut short; one that did none, not even in part, is not on
+    the front: its costs are 0. `clairvoyant`: nobody can run it, so it
     neither is on the front nor keeps another off it.
     """
     real = [row for row in rows if not row.get("clairvoyant")]
     least = min((row["not_served"] for row in real if row.get("not_served") is not None), default=0)
     objectives = compared(real)
-    takes_part = [not row.get("clairvoyant") and row.get("not_served") == least for row in rows]
+    takes_part = [not row.get("clairvoyant") and row.get("not_served") == least and not _idle(row) for row in rows]
     values = [_figures(row, objectives) if part else None for row, part in zip(rows, takes_part, strict=True)]
     there = [v for v in values if v is not None]
     return [v is not None and not any(_dominates(other, v) for other in there) for v in values]
+
+
+def _idle(row: Mapping[str, Any]) -> bool:
+    return row.get("served") == 0 and not row.get("cut_short")
 
 
 def _figures(row: Mapping[str, Any], objectives: Mapping[str, Better]) -> tuple[float, ...] | None:

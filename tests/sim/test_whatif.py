@@ -137,6 +137,13 @@ def test_who_knows_the_future_is_not_on_the_front_and_keeps_nobody_off_it() -> N
     assert mark_front([known, real, worse]) == [True, False, False]
 
 
+def test_who_serves_nobody_is_not_on_the_front_even_alone() -> None:
+    idle = {"served": 0, "not_served": 1, "peak_kv_bytes": 0, "recomputed_tokens": 0}
+    assert mark_front([idle, idle]) == [False, False]
+    assert mark_front([idle, idle | {"served": 2}]) == [False, True]
+    assert mark_front([idle | {"cut_short": 1}]) == [True]
+
+
 def test_a_grid_file_has_the_lists(tmp_path: Path) -> None:
     path = tmp_path / "grid.json"
     path.write_text(json.dumps({"policy": ["none"], "budget": [8, 16]}), encoding="utf-8")
