@@ -31,9 +31,9 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Better]:
 def mark_front(rows: Sequence[Mapping[str, Any]]) -> list[bool]:
     """For each row whether it is on the front. A row without all figures compared is not; equal rows are both.
 
-    `not_served` of a row: turns that were refused, unserved or cut short; one that did none, not even in part, is not on
-    the front: its costs are 0. `clairvoyant`: nobody can run it, so it
-    neither is on the front nor keeps another off it.
+    `not_served` of a row: turns that were refused, unserved or cut short; one that did none, not even in part, is not
+    on the front: its costs are 0. `clairvoyant`: nobody can run it, so it neither is on the front nor keeps another
+    off it.
     """
     real = [row for row in rows if not row.get("clairvoyant")]
     least = min((row["not_served"] for row in real if row.get("not_served") is not None), default=0)
