@@ -23,6 +23,9 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/nu
 export OMP_WAIT_POLICY ?= passive
 export OPENBLAS_NUM_THREADS ?= 1
 
+# Processes of the test suite, each with its own engines; JOBS=0 is one, without workers.
+JOBS ?= 2
+
 STRICT := planner capacity traces backends eval replay sim cli testing
 
 .PHONY: help setup demo test check format docs bench bench-peers fidelity contract soak clean
@@ -47,7 +50,7 @@ demo: setup ## record a real session, replay it on both engines, simulate other 
 	$(BIN)/kvtape demo --out $(DEMO_OUT)
 
 test: setup ## the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 check: setup ## formatting, lint, types, the floor rule
 	$(BIN)/ruff format --check .

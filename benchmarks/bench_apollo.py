@@ -27,10 +27,10 @@ from statistics import median
 import llama_cpp
 import numpy as np
 
-from kvtape.backends.reference.apollo import ApolloEngine
-from kvtape.backends.reference.engines import parse_engine
-from kvtape.backends.reference.harness import Harness
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.engines.apollo import ApolloEngine
+from kvtape.backends.reference.engines.harness import Harness
+from kvtape.backends.reference.engines.registry import parse_engine
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.cli.models import demo_model
 
 ESSAY = Path(__file__).parents[1] / "cli" / "text" / "essay.txt"

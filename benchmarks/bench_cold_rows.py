@@ -32,12 +32,12 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from kvtape.backends.reference import boundary_per_layer, markov_rs_codec
-from kvtape.backends.reference.dispatch import logits_of
-from kvtape.backends.reference.engine import KvEngine
-from kvtape.backends.reference.engines import make_engine, parse_engine
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.engines import boundary_per_layer, markov_rs_codec
+from kvtape.backends.reference.engines.engine import KvEngine
+from kvtape.backends.reference.engines.registry import make_engine, parse_engine
+from kvtape.backends.reference.model.dispatch import logits_of
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.cli.models import demo_model
 
 ESSAY = Path(__file__).parents[1] / "cli" / "text" / "essay.txt"

@@ -30,8 +30,8 @@ from pathlib import Path
 
 import llama_cpp
 
-from kvtape.backends.reference.engines import engine_entries, parse_engine
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.engines.registry import engine_entries, parse_engine
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.cli.models import demo_model
 from kvtape.eval.engine_accuracy import EngineComparison
 from kvtape.eval.engine_cases import EngineCase, text_cases

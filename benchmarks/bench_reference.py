@@ -33,12 +33,12 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from kvtape.backends.reference.dispatch import advance, logits_of
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.forward import forward
-from kvtape.backends.reference.kv_rows import KvRows
-from kvtape.backends.reference.steps import embed
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.dispatch import advance, logits_of
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.forward import forward
+from kvtape.backends.reference.model.kv_rows import KvRows
+from kvtape.backends.reference.model.steps import embed
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.cli.models import demo_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

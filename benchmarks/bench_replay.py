@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvtape.backends.clock import MonotonicClock
 from kvtape.backends.protocol import Engine, SessionConfig
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.backends.registry import open_engine
 from kvtape.backends.session import Session
 from kvtape.cli.models import demo_model

@@ -28,12 +28,12 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
-from kvtape.backends.reference.dispatch import logits_of
-from kvtape.backends.reference.engine import KvEngine
-from kvtape.backends.reference.engines import make_engine, parse_engine
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.turbo_quant import FLOORS, TurboQuantEngine
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.engines.engine import KvEngine
+from kvtape.backends.reference.engines.registry import make_engine, parse_engine
+from kvtape.backends.reference.engines.turbo_quant import FLOORS, TurboQuantEngine
+from kvtape.backends.reference.model.dispatch import logits_of
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.cli.models import demo_model
 
 ESSAY = Path(__file__).parents[1] / "cli" / "text" / "essay.txt"

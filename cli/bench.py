@@ -13,7 +13,7 @@ from kvtape.cli.args import AnyModelPath, AsJson
 
 if TYPE_CHECKING:
     from kvtape.backends.protocol import Engine
-    from kvtape.backends.reference.engines import EngineChoice
+    from kvtape.backends.reference.engines.registry import EngineChoice
     from kvtape.eval.engine_cases import EngineCase
 
 __all__ = ["bench"]
@@ -76,7 +76,7 @@ def bench(
       kvtape bench --engine tq4 --engine tq3 --prompts 4
     """
     from kvtape.backends.errors import UsageError
-    from kvtape.backends.reference.engines import engine_names, parse_engine
+    from kvtape.backends.reference.engines.registry import engine_names, parse_engine
     from kvtape.cli.engine_list import engine_bodies, engine_section
     from kvtape.cli.output import emit
 
@@ -109,7 +109,7 @@ def _run(
     choices: Sequence[EngineChoice], asked: _Asked, model: Path | None, *, top_k: int, packed: bool, as_json: bool
 ) -> int:
     from kvtape.backends.clock import MonotonicClock
-    from kvtape.backends.reference.weights import Weights
+    from kvtape.backends.reference.model.weights import Weights
     from kvtape.cli.bench_tables import bench_sections
     from kvtape.cli.engine_text import vocabulary
     from kvtape.cli.models import demo_model

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvtape.backends.errors import UsageError
-from kvtape.backends.reference.engines import EngineChoice, parse_engine
+from kvtape.backends.reference.engines.registry import EngineChoice, parse_engine
 from kvtape.planner.grammar import SpecError, choose_name
 
 __all__ = ["DEFAULT", "KV_CACHES", "VARIABLE", "Chosen", "chosen_engine"]

@@ -9,7 +9,7 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
 
-    from kvtape.backends.reference.catalogue import EngineEntry
+    from kvtape.backends.reference.engines.catalogue import EngineEntry
     from kvtape.cli.output import Section
     from kvtape.planner.grammar import Option
 
@@ -20,8 +20,8 @@ class EngineHelp(TyperCommand):
     """A command whose help ends in the catalogue, read when the help is asked for: it cannot lag behind."""
 
     def format_epilog(self, ctx: Context, formatter: HelpFormatter) -> None:
-        from kvtape.backends.reference.engine import Contract
-        from kvtape.backends.reference.engines import engine_entries
+        from kvtape.backends.reference.engines.engine import Contract
+        from kvtape.backends.reference.engines.registry import engine_entries
 
         with formatter.section("Engines"):
             formatter.write_dl([(entry.name, _described(entry)) for entry in engine_entries()])
@@ -32,7 +32,7 @@ class EngineHelp(TyperCommand):
 
 def engine_bodies() -> list[dict[str, Any]]:
     """The catalogue as JSON has it, in its own order."""
-    from kvtape.backends.reference.engines import engine_entries
+    from kvtape.backends.reference.engines.registry import engine_entries
 
     return [
         {
@@ -54,7 +54,7 @@ def engine_bodies() -> list[dict[str, Any]]:
 
 
 def engine_section() -> Section:
-    from kvtape.backends.reference.engines import engine_entries
+    from kvtape.backends.reference.engines.registry import engine_entries
     from kvtape.cli.output import Section
 
     columns = ("engine", "promise", "options", "other names", "what it keeps")
@@ -76,7 +76,7 @@ def _described(entry: EngineEntry) -> str:
 
 def _promise(entry: EngineEntry) -> str:
     """Contract and labels, and where a window changes them, those too."""
-    from kvtape.backends.reference.engines import make_engine, parse_engine
+    from kvtape.backends.reference.engines.registry import make_engine, parse_engine
 
     def said(contract: str, quadratic: bool) -> str:
         flags = labels(quadratic=quadratic, experimental=entry.experimental, bench_only=entry.bench_only)

@@ -28,8 +28,8 @@ def ffn_server(
     Example:
       kvtape ffn-server --model M.gguf --port 8077
     """
-    from kvtape.backends.reference.ffn_server import FfnServer
-    from kvtape.backends.reference.weights import Weights
+    from kvtape.backends.reference.model.weights import Weights
+    from kvtape.backends.reference.remote.server import FfnServer
     from kvtape.cli.models import demo_model
     from kvtape.cli.output import Section, emit
 

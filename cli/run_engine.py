@@ -14,7 +14,7 @@ from kvtape.cli.args import AnyModelPath, AsJson
 
 if TYPE_CHECKING:
     from kvtape.backends.protocol import Clock
-    from kvtape.backends.reference.harness import Harness
+    from kvtape.backends.reference.engines.harness import Harness
     from kvtape.cli.engine_choice import Chosen
 
 __all__ = ["run_engine"]
@@ -71,9 +71,9 @@ def run_engine(
       kvtape run --prompt-file book.txt --engine markov-rs:window=256 --json
     """
     from kvtape.backends.clock import MonotonicClock
-    from kvtape.backends.reference.ffn_remote import RemoteFfn
-    from kvtape.backends.reference.harness import Harness
-    from kvtape.backends.reference.weights import Weights
+    from kvtape.backends.reference.engines.harness import Harness
+    from kvtape.backends.reference.model.weights import Weights
+    from kvtape.backends.reference.remote.ffn_remote import RemoteFfn
     from kvtape.cli.engine_choice import chosen_engine
     from kvtape.cli.engine_text import check_length, one_prompt, vocabulary
     from kvtape.cli.models import demo_model
@@ -130,7 +130,7 @@ def _stream(harness: Harness, prompt: Sequence[int], said: _Said, clock: Clock) 
 def _report(
     chosen: Chosen, harness: Harness, n_prompt: int, said: _Said, text: str, path: Path, *, as_json: bool
 ) -> None:
-    from kvtape.backends.reference.engine import KvEngine
+    from kvtape.backends.reference.engines.engine import KvEngine
     from kvtape.cli.output import Section, emit, report_digest
     from kvtape.eval.engine_report import memory_body, path_name, rate
 

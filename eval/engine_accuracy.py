@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.protocol import Clock
-from kvtape.backends.reference.blas import Floats
-from kvtape.backends.reference.engine import Contract, EngineInfo, KvEngine, Memory
-from kvtape.backends.reference.engines import EngineChoice, make_engine, parse_engine
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.engines.engine import Contract, EngineInfo, KvEngine, Memory
+from kvtape.backends.reference.engines.registry import EngineChoice, make_engine, parse_engine
+from kvtape.backends.reference.model.blas import Floats
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.eval.engine_cases import EngineCase
 from kvtape.eval.engine_runs import EngineRun, run_case, warm_up
 from kvtape.eval.nll import kl_divergence, log_softmax

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtape.backends.reference.engine import Contract
+from kvtape.backends.reference.engines.engine import Contract
 from kvtape.eval.engine_accuracy import EngineTrack, Step
 
 __all__ = ["Verdict", "verdict_of"]

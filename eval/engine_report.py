@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvtape.backends.reference.engine import Memory
-from kvtape.backends.reference.weights import PathReport
+from kvtape.backends.reference.engines.engine import Memory
+from kvtape.backends.reference.model.weights import PathReport
 from kvtape.eval.engine_accuracy import EngineTrack, Step
 from kvtape.eval.engine_contracts import verdict_of
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from kvtape.backends.errors import Cancelled, KvtapeError
 from kvtape.backends.protocol import Clock
-from kvtape.backends.reference.blas import Floats
-from kvtape.backends.reference.engine import KvEngine
-from kvtape.backends.reference.engines import EngineChoice, parse_engine
-from kvtape.backends.reference.harness import Harness
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.engines.engine import KvEngine
+from kvtape.backends.reference.engines.harness import Harness
+from kvtape.backends.reference.engines.registry import EngineChoice, parse_engine
+from kvtape.backends.reference.model.blas import Floats
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.eval.engine_cases import EngineCase
 
 __all__ = ["EngineRun", "run_case", "warm_up"]

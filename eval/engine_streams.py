@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtape.backends.reference.cached_loop import generate_cached
-from kvtape.backends.reference.engines import parse_engine
-from kvtape.backends.reference.harness import Harness
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.engines.harness import Harness
+from kvtape.backends.reference.engines.registry import parse_engine
+from kvtape.backends.reference.model.cached_loop import generate_cached
+from kvtape.backends.reference.model.weights import Weights
 
 __all__ = ["parted_streams"]
 

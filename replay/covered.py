@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvtape.backends.errors import KvtapeError
 from kvtape.backends.reference.errors import ModelUnsupported
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.replay.findings import Storage
 
 __all__ = ["ModelNotCovered", "covered_weights", "key_storage"]

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.errors import Cancelled
-from kvtape.backends.reference.blas import Floats, one_blas_thread
-from kvtape.backends.reference.dispatch import logits_of
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.pages import paged
-from kvtape.backends.reference.steps import attention_of, attn_out, embed, ffn, qkv
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.blas import Floats, one_blas_thread
+from kvtape.backends.reference.model.dispatch import logits_of
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.pages import paged
+from kvtape.backends.reference.model.steps import attention_of, attn_out, embed, ffn, qkv
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.replay.lineage import Epoch, Lineage, prune
 
 __all__ = ["reference_logits"]

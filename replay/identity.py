@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvtape.backends.reference.blas import one_blas_thread
-from kvtape.backends.reference.rope import Rotary
-from kvtape.backends.reference.steps import embed, key_values
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.blas import one_blas_thread
+from kvtape.backends.reference.model.rope import Rotary
+from kvtape.backends.reference.model.steps import embed, key_values
+from kvtape.backends.reference.model.weights import Weights
 
 __all__ = ["Identified", "KeyTable"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.protocol import Backend, KvRows, Witness
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.planner.layout import Layout, normalise
 from kvtape.replay.findings import Finding, Tolerances, as_pairs
 from kvtape.replay.identity import KeyTable

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.protocol import KvRows
-from kvtape.backends.reference.rope import Rotary
+from kvtape.backends.reference.model.rope import Rotary
 
 __all__ = ["LedgerRows", "RowFault", "RowLedger"]
 

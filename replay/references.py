@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.replay.checkpoints import Checkpoint, plan_checkpoints
 from kvtape.replay.dense import reference_logits
 from kvtape.replay.lineage import LineageBuilder, LineageWay

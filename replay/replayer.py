@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import Engine
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.backends.registry import open_engine as registry_open
 from kvtape.capacity.fingerprint import fingerprint_difference, has_weights
 from kvtape.capacity.model import read_model

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvtape.backends.errors import KvtapeError, UnsupportedOperation
 from kvtape.backends.protocol import Backend, Engine, Logits
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.planner.events import Event, Op
 from kvtape.planner.layout import Layout, normalise
 from kvtape.planner.residency import RESIDENCY_OPS, ResidencyState

@@ -25,7 +25,7 @@ class _Saved(NamedTuple):
 class HashTape:
     """`length` in tokens, `size` tokens a block (None until a row says it).
 
-    `_blocks`: hashes of whole blocks by number; `_tails`: where partial ones ended, ascending, and their hashes up to there.
+    `_blocks`: hashes of whole blocks by number; `_tails`: ends of partial ones, ascending, with their hashes.
     """
 
     length: int = 0

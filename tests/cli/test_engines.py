@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from kvtape.backends.errors import UsageError
-from kvtape.backends.reference import engines
-from kvtape.backends.reference.cached_loop import generate_cached
-from kvtape.backends.reference.catalogue import EngineEntry
-from kvtape.backends.reference.engine import Contract
-from kvtape.backends.reference.engines import engine_entries, engine_names, make_engine, parse_engine
-from kvtape.backends.reference.ffn_server import FfnServer
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.engines import registry as engines
+from kvtape.backends.reference.engines.catalogue import EngineEntry
+from kvtape.backends.reference.engines.engine import Contract
+from kvtape.backends.reference.engines.registry import engine_entries, engine_names, make_engine, parse_engine
+from kvtape.backends.reference.model.cached_loop import generate_cached
+from kvtape.backends.reference.model.weights import Weights
+from kvtape.backends.reference.remote.server import FfnServer
 from kvtape.capacity.model import read_model
 from kvtape.cli import run_engine
 from kvtape.cli.engine_choice import VARIABLE, chosen_engine

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from kvtape.backends.clock import ManualClock
 from kvtape.backends.errors import UsageError
-from kvtape.backends.reference.blas import Floats
-from kvtape.backends.reference.cached_loop import generate_cached
-from kvtape.backends.reference.engine import EngineInfo
-from kvtape.backends.reference.engines import EngineChoice, engine_entries, parse_engine
+from kvtape.backends.reference.engines.engine import EngineInfo
+from kvtape.backends.reference.engines.harness import Harness
+from kvtape.backends.reference.engines.registry import EngineChoice, engine_entries, parse_engine
+from kvtape.backends.reference.engines.standard import StandardEngine
 from kvtape.backends.reference.errors import BackendFailure, StateInvalidated
-from kvtape.backends.reference.ffn import FfnRouter
-from kvtape.backends.reference.harness import Harness
-from kvtape.backends.reference.standard import StandardEngine
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.blas import Floats
+from kvtape.backends.reference.model.cached_loop import generate_cached
+from kvtape.backends.reference.model.ffn import FfnRouter
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.eval.engine_accuracy import EngineComparison, EngineTrack
 from kvtape.eval.engine_cases import QUESTION_TOKENS, EngineCase, text_cases
 from kvtape.eval.engine_contracts import verdict_of

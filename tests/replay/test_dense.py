@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.planner import residency
 from kvtape.replay.covered import ModelNotCovered, covered_weights, key_storage
 from kvtape.replay.dense import reference_logits

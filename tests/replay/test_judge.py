@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from kvtape.backends.protocol import KvRows, Witness
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.planner.layout import Layout, Segment
 from kvtape.planner.residency import ResidencyState, apply
 from kvtape.replay.findings import Tolerances

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtape.backends.protocol import KvRows
-from kvtape.backends.reference.rope import Rotary, plain_frequencies
+from kvtape.backends.reference.model.rope import Rotary, plain_frequencies
 from kvtape.replay.ledger import LedgerRows, RowLedger
 
 ROTARY = Rotary(plain_frequencies(10000.0, 8), "interleaved")

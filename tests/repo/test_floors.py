@@ -14,7 +14,7 @@ import pytest
 
 from support.repository import ROOT, copy_rooms, module_name, room_files
 
-CONTRACTS = 5
+CONTRACTS = 6
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -56,6 +56,7 @@ def test_every_contract_is_kept(rooms: Path) -> None:
         ("testing/__init__.py", "import kvtape.cli"),
         ("backends/llama/__init__.py", "import kvtape.planner.residency"),
         ("backends/openvino/__init__.py", "from kvtape.planner import residency"),
+        ("backends/reference/model/__init__.py", "import kvtape.backends.reference.engines.engine"),
         ("planner/events.py", "import pydantic"),
         ("capacity/model.py", "import duckdb"),
         ("cli/output.py", "import llama_cpp"),

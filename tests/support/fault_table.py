@@ -18,7 +18,7 @@ from kvtape.backends.errors import FatalClass
 from kvtape.backends.llama.context import LIVE
 from kvtape.backends.openvino.runner import Runner, StateFailed
 from kvtape.backends.openvino.scores import MassAccount
-from kvtape.backends.reference.pages import PageStore
+from kvtape.backends.reference.model.pages import PageStore
 from kvtape.backends.session import Session
 from support.fault_plays import PLAYS
 from support.injector import Injector

@@ -17,7 +17,7 @@ from kvtape.backends.llama.blob import LayerRows, SequenceState, build_sequence
 from kvtape.backends.llama.session import LlamaBackend
 from kvtape.backends.openvino.session import OpenVinoBackend
 from kvtape.backends.protocol import Backend, Choose, Computed, DecodeRun, Engine, Logits, SessionConfig, Witness
-from kvtape.backends.reference.rope import Rotary, plain_frequencies
+from kvtape.backends.reference.model.rope import Rotary, plain_frequencies
 from kvtape.backends.reference.session.backend import ReferenceBackend
 from kvtape.backends.registry import open_engine
 from kvtape.capacity.model import read_model

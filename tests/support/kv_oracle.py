@@ -10,13 +10,13 @@ import copy
 
 import numpy as np
 
-from kvtape.backends.reference.blas import Floats, one_blas_thread
-from kvtape.backends.reference.codec_policy import CodecPolicy, parse_codec_policy
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.pages import paged
-from kvtape.backends.reference.row_codecs import RowCodec
-from kvtape.backends.reference.steps import attention_of, attn_out, embed, ffn, key_values, qkv
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.engines.codec_policy import CodecPolicy, parse_codec_policy
+from kvtape.backends.reference.engines.row_codecs import RowCodec
+from kvtape.backends.reference.model.blas import Floats, one_blas_thread
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.pages import paged
+from kvtape.backends.reference.model.steps import attention_of, attn_out, embed, ffn, key_values, qkv
+from kvtape.backends.reference.model.weights import Weights
 
 __all__ = ["PlainSession"]
 

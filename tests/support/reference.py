@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from kvtape.backends.reference.blas import Floats
-from kvtape.backends.reference.dispatch import logits_of
-from kvtape.backends.reference.engine import KvEngine
-from kvtape.backends.reference.engines import make_engine, parse_engine
+from kvtape.backends.reference.engines.engine import KvEngine
+from kvtape.backends.reference.engines.registry import make_engine, parse_engine
 from kvtape.backends.reference.errors import BackendFailure
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.blas import Floats
+from kvtape.backends.reference.model.dispatch import logits_of
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.weights import Weights
 from support.llama_tiny import model_file
 
 __all__ = ["SHAPES", "FailingFfn", "Play", "kv_engine", "play", "text", "weights"]

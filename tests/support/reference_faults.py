@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvtape.backends.reference import dispatch
-from kvtape.backends.reference.state_dump import Dumping
+from kvtape.backends.reference.engines.state_dump import Dumping
+from kvtape.backends.reference.model import dispatch
 
 __all__ = ["STAGES", "Planted", "plant"]
 

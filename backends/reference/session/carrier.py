@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.protocol import KvRows
-from kvtape.backends.reference.blas import Floats, one_blas_thread
-from kvtape.backends.reference.dispatch import LayerRows, layer_step
 from kvtape.backends.reference.errors import BackendFailure
-from kvtape.backends.reference.ffn import FfnRouter
+from kvtape.backends.reference.model.blas import Floats, one_blas_thread
+from kvtape.backends.reference.model.dispatch import LayerRows, layer_step
+from kvtape.backends.reference.model.ffn import FfnRouter
+from kvtape.backends.reference.model.steps import embed
+from kvtape.backends.reference.model.tokens import Ids
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.backends.reference.session.mass import HeadSums
-from kvtape.backends.reference.steps import embed
-from kvtape.backends.reference.tokens import Ids
-from kvtape.backends.reference.weights import Weights
 
 __all__ = ["Carrier", "WatchedFfn", "run_layers"]
 

@@ -20,10 +20,12 @@ from kvtape.backends.errors import (
 )
 from kvtape.backends.mass_ledger import MassLedger
 from kvtape.backends.protocol import Computed, Logits, ModelFacts
-from kvtape.backends.reference.blas import Floats
-from kvtape.backends.reference.dispatch import logits_of
 from kvtape.backends.reference.errors import BackendFailure, BackendUnavailable, InvariantViolation, StateInvalidated
-from kvtape.backends.reference.ffn import LocalFfn
+from kvtape.backends.reference.model.blas import Floats
+from kvtape.backends.reference.model.dispatch import logits_of
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.tokens import Ids
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.backends.reference.session.carrier import Carrier, WatchedFfn
 from kvtape.backends.reference.session.engine_rows import EngineRows
 from kvtape.backends.reference.session.gates import gates_of
@@ -31,8 +33,6 @@ from kvtape.backends.reference.session.mass import HeadSums, count
 from kvtape.backends.reference.session.options import Resolved
 from kvtape.backends.reference.session.resident_rows import ResidentRows
 from kvtape.backends.reference.session.saved import StateCodec
-from kvtape.backends.reference.tokens import Ids
-from kvtape.backends.reference.weights import Weights
 from kvtape.planner.layout import next_cache_position
 
 __all__ = ["SessionCore"]

@@ -13,11 +13,11 @@ import numpy as np
 from kvtape.backends.errors import SessionClosed
 from kvtape.backends.fit import check_weights, read_shape
 from kvtape.backends.protocol import ModelFacts, SessionConfig
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.backends.reference.session.backend import ReferenceBackend
 from kvtape.backends.reference.session.engine_rows import check_carries
 from kvtape.backends.reference.session.options import ReferenceOptions, parse_reference_options, resolve
 from kvtape.backends.reference.session.text import Text
-from kvtape.backends.reference.weights import Weights
 from kvtape.capacity.model import ModelShape
 
 __all__ = ["ReferenceEngine"]

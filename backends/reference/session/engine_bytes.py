@@ -9,8 +9,8 @@ import pickle
 from typing import Any, Final
 
 from kvtape.backends.errors import StateRejected
-from kvtape.backends.reference.session_engine import EngineSnapshot
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.engines.session_engine import EngineSnapshot
+from kvtape.backends.reference.model.weights import Weights
 
 __all__ = ["engine_from_bytes", "engine_to_bytes"]
 

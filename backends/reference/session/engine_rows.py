@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from kvtape.backends.errors import UnsupportedOperation, UsageError
 from kvtape.backends.protocol import KvRows
-from kvtape.backends.reference.blas import Floats
-from kvtape.backends.reference.engines import EngineChoice, make_engine
-from kvtape.backends.reference.ffn import FfnRouter
+from kvtape.backends.reference.engines.registry import EngineChoice, make_engine
+from kvtape.backends.reference.engines.session_engine import SessionEngine
+from kvtape.backends.reference.model.blas import Floats
+from kvtape.backends.reference.model.ffn import FfnRouter
+from kvtape.backends.reference.model.tokens import Ids
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.backends.reference.session.engine_bytes import engine_from_bytes, engine_to_bytes
 from kvtape.backends.reference.session.mass import HeadSums
-from kvtape.backends.reference.session_engine import SessionEngine
-from kvtape.backends.reference.tokens import Ids
-from kvtape.backends.reference.weights import Weights
 
 __all__ = ["EngineRows", "check_carries"]
 

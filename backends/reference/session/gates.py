@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import Final
 
 from kvtape.backends.gates import Gates
-from kvtape.backends.reference.architecture import Architecture
+from kvtape.backends.reference.model.architecture import Architecture
 from kvtape.planner.capabilities import Capabilities
 
 __all__ = ["gates_of"]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kvtape.backends.books import Books
 from kvtape.backends.mass_ledger import MassLedger
-from kvtape.backends.reference.attention import AttentionBlock, Observe
+from kvtape.backends.reference.model.attention import AttentionBlock, Observe
 
 __all__ = ["HeadSums", "count"]
 

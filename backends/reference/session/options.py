@@ -12,8 +12,8 @@ from kvtape.backends.asked import check_sizes, read_options
 from kvtape.backends.errors import UsageError
 from kvtape.backends.fit import MEMORY_OPTION, Need, fitted_context, read_memory
 from kvtape.backends.protocol import SessionConfig
-from kvtape.backends.reference.engines import EngineChoice, parse_engine
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.engines.registry import EngineChoice, parse_engine
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.planner.specs import Option
 
 __all__ = ["ReferenceOptions", "Resolved", "parse_reference_options", "resolve"]

@@ -13,15 +13,15 @@ import numpy.typing as npt
 
 from kvtape.backends.errors import StateRejected
 from kvtape.backends.protocol import KvRows as StoredRows
-from kvtape.backends.reference.blas import Floats
-from kvtape.backends.reference.dispatch import NewRows, Seen
-from kvtape.backends.reference.ffn import FfnRouter
-from kvtape.backends.reference.kv_rows import KvRows
-from kvtape.backends.reference.pages import PageStore
+from kvtape.backends.reference.model.blas import Floats
+from kvtape.backends.reference.model.dispatch import NewRows, Seen
+from kvtape.backends.reference.model.ffn import FfnRouter
+from kvtape.backends.reference.model.kv_rows import KvRows
+from kvtape.backends.reference.model.pages import PageStore
+from kvtape.backends.reference.model.tokens import Ids
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.backends.reference.session.carrier import run_layers
 from kvtape.backends.reference.session.mass import HeadSums
-from kvtape.backends.reference.tokens import Ids
-from kvtape.backends.reference.weights import Weights
 
 __all__ = ["ResidentRows"]
 

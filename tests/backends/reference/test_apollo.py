@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtape.backends.errors import InputRejected
-from kvtape.backends.reference.apollo import ApolloEngine
-from kvtape.backends.reference.apollo_store import REACH, WINDOW_TOKENS, ApolloStore, StoredWindow, entries_of
-from kvtape.backends.reference.engine import Contract, KvEngine
-from kvtape.backends.reference.engines import make_engine, parse_engine
+from kvtape.backends.reference.engines.apollo import ApolloEngine
+from kvtape.backends.reference.engines.apollo_store import REACH, WINDOW_TOKENS, ApolloStore, StoredWindow, entries_of
+from kvtape.backends.reference.engines.engine import Contract, KvEngine
+from kvtape.backends.reference.engines.harness import Harness
+from kvtape.backends.reference.engines.registry import make_engine, parse_engine
 from kvtape.backends.reference.errors import BackendFailure, EmptyPrompt, ExecutionRefused, RetrievalMiss
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.harness import Harness
-from kvtape.backends.reference.steps import attn_out, embed, ffn, qkv
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.steps import attn_out, embed, ffn, qkv
+from kvtape.backends.reference.model.weights import Weights
 from support.llama_tiny import model_file
 from support.reference import FailingFfn, text, weights
 

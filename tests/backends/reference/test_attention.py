@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtape.backends.reference import attention
-from kvtape.backends.reference.attention import AttentionBlock, AttentionRule, attend, narrower
 from kvtape.backends.reference.errors import InvariantViolation
-from kvtape.backends.reference.pages import PageStore, paged
+from kvtape.backends.reference.model import attention
+from kvtape.backends.reference.model.attention import AttentionBlock, AttentionRule, attend, narrower
+from kvtape.backends.reference.model.pages import PageStore, paged
 
 SPAN = 700
 

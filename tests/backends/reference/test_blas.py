@@ -13,8 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from kvtape.backends.reference.blas import BLOCK, Call, Floats, RowPlan, Side, measured_plan, one_blas_thread, row_plan
-from kvtape.backends.reference.linear import Projection, linear
+from kvtape.backends.reference.model.blas import (
+    BLOCK,
+    Call,
+    Floats,
+    RowPlan,
+    Side,
+    measured_plan,
+    one_blas_thread,
+    row_plan,
+)
+from kvtape.backends.reference.model.linear import Projection, linear
 from support.reference import weights
 from support.repository import ROOT
 
@@ -113,7 +122,7 @@ def test_other_kernels_give_equal_bits_too(kernels: str) -> None:
     code = (
         "import numpy as np, sys\n"
         "from support.reference import play, text, weights\n"
-        "from kvtape.backends.reference.blas import row_plan\n"
+        "from kvtape.backends.reference.model.blas import row_plan\n"
         "a, b = (play(spec, weights('llama'), text(140), 3).hidden for spec in ('standard', 'no-cache'))\n"
         "plan = row_plan('weight', 64, 128, np.dtype(np.float32))\n"
         "sys.exit(not np.array_equal(a, b) or plan.calls[-1].n < 64)\n"

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtape.backends.errors import InputRejected, StateRejected
-from kvtape.backends.reference.boundary_frame import BoundaryFrame
-from kvtape.backends.reference.boundary_kv import BoundaryKvEngine
+from kvtape.backends.reference.engines.boundary_frame import BoundaryFrame
+from kvtape.backends.reference.engines.boundary_kv import BoundaryKvEngine
 from kvtape.backends.reference.errors import BackendFailure, EmptyPrompt, StateInvalidated
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.pages import PAGE
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.pages import PAGE
 from support.reference import SHAPES, FailingFfn, kv_engine, play, text, weights
 
 
@@ -79,10 +79,10 @@ def test_another_process_goes_on_where_this_one_was() -> None:
     want = play("standard", model, whole, 3)
     script = (
         "import sys, pathlib\n"
-        "from kvtape.backends.reference.boundary_frame import BoundaryFrame\n"
-        "from kvtape.backends.reference.engines import make_engine, parse_engine\n"
-        "from kvtape.backends.reference.ffn import LocalFfn\n"
-        "from kvtape.backends.reference.weights import Weights\n"
+        "from kvtape.backends.reference.engines.boundary_frame import BoundaryFrame\n"
+        "from kvtape.backends.reference.engines.registry import make_engine, parse_engine\n"
+        "from kvtape.backends.reference.model.ffn import LocalFfn\n"
+        "from kvtape.backends.reference.model.weights import Weights\n"
         "model = Weights(sys.argv[1]); local = LocalFfn(model); given = sys.stdin.buffer.read(); frames = []\n"
         "while given:\n"
         "    n = int.from_bytes(given[:8], 'little'); frames.append(BoundaryFrame.from_bytes(given[8:8 + n]))\n"

@@ -8,10 +8,10 @@ import gguf
 import numpy as np
 import pytest
 
-from kvtape.backends.reference.engines import parse_engine
+from kvtape.backends.reference.engines.harness import Harness
+from kvtape.backends.reference.engines.registry import parse_engine
 from kvtape.backends.reference.errors import BackendFailure, ModelUnsupported
-from kvtape.backends.reference.harness import Harness
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.weights import Weights
 from support.llama_tiny import model_file
 from support.reference import SHAPES, text
 from support.rewritten_gguf import Tensors, rewrite_gguf

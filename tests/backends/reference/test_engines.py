@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from kvtape.backends.errors import InputRejected
-from kvtape.backends.reference.cached_loop import generate_cached
-from kvtape.backends.reference.dispatch import logits_of
-from kvtape.backends.reference.engine import Contract, KvEngine, StateMask
-from kvtape.backends.reference.engines import parse_engine
+from kvtape.backends.reference.engines.engine import Contract, KvEngine, StateMask
+from kvtape.backends.reference.engines.harness import Harness
+from kvtape.backends.reference.engines.registry import parse_engine
+from kvtape.backends.reference.engines.session_engine import SessionEngine
+from kvtape.backends.reference.engines.standard import StandardEngine
 from kvtape.backends.reference.errors import BackendFailure, EmptyPrompt, ExecutionRefused, StateInvalidated
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.forward import forward
-from kvtape.backends.reference.harness import Harness
-from kvtape.backends.reference.pages import PAGE
-from kvtape.backends.reference.session_engine import SessionEngine
-from kvtape.backends.reference.standard import StandardEngine
+from kvtape.backends.reference.model.cached_loop import generate_cached
+from kvtape.backends.reference.model.dispatch import logits_of
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.forward import forward
+from kvtape.backends.reference.model.pages import PAGE
 from support.reference import SHAPES, FailingFfn, kv_engine, play, text, weights
 
 PROMPTS = [
@@ -190,7 +190,7 @@ def test_a_mask_says_how_much_of_a_step_is_kept() -> None:
     assert state.positions.tolist() == [5]
     assert state.h.shape == (2, 1, 64)
     rows: list[np.ndarray] = []
-    from kvtape.backends.reference.forward import LayerHooks
+    from kvtape.backends.reference.model.forward import LayerHooks
 
     forward(model, [*text(5), 7], hooks=LayerHooks(before=lambda i, x: rows.append(x[-1]) or None))
     np.testing.assert_array_equal(state.h[:, 0], np.stack(rows))

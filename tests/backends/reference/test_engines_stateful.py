@@ -12,14 +12,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvtape.backends.reference.boundary_frame import BoundaryFrame
-from kvtape.backends.reference.boundary_kv import BoundaryKvEngine
+from kvtape.backends.reference.engines.boundary_frame import BoundaryFrame
+from kvtape.backends.reference.engines.boundary_kv import BoundaryKvEngine
+from kvtape.backends.reference.engines.residual_engine import ResidualEngine
+from kvtape.backends.reference.engines.session_engine import EngineSnapshot, SessionEngine
+from kvtape.backends.reference.engines.windowed_checkpoint import WindowedCheckpointEngine
 from kvtape.backends.reference.errors import BackendFailure, EmptyPrompt, ExecutionRefused, StateInvalidated
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.forward import forward
-from kvtape.backends.reference.residual_engine import ResidualEngine
-from kvtape.backends.reference.session_engine import EngineSnapshot, SessionEngine
-from kvtape.backends.reference.windowed_checkpoint import WindowedCheckpointEngine
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.forward import forward
 from support.kv_oracle import PlainSession
 from support.reference import FailingFfn, kv_engine, text, weights
 from support.reference_faults import STAGES, Planted, plant

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtape.backends.reference.errors import ModelUnsupported
-from kvtape.backends.reference.feed_forward import Experts, Gated, feed_forward, route
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.ffn_remote import RemoteFfn
-from kvtape.backends.reference.ffn_server import FfnServer
-from kvtape.backends.reference.forward import logits_at
-from kvtape.backends.reference.linear import Projection
-from kvtape.backends.reference.matrix import Matrix
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.feed_forward import Experts, Gated, feed_forward, route
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.forward import logits_at
+from kvtape.backends.reference.model.linear import Projection
+from kvtape.backends.reference.model.matrix import Matrix
+from kvtape.backends.reference.model.weights import Weights
+from kvtape.backends.reference.remote.ffn_remote import RemoteFfn
+from kvtape.backends.reference.remote.server import FfnServer
 from support.llama_tiny import model_file
 from support.reference import SHAPES, kv_engine, play, text, weights
 from support.rewritten_gguf import rewrite_gguf

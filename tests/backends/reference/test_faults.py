@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtape.backends.reference.engine import StateMask
-from kvtape.backends.reference.engines import engine_entries
+from kvtape.backends.reference.engines.engine import StateMask
+from kvtape.backends.reference.engines.registry import engine_entries
+from kvtape.backends.reference.engines.row_codecs import RowCodec
+from kvtape.backends.reference.engines.session_engine import SessionEngine
 from kvtape.backends.reference.errors import BackendFailure, EmptyPrompt, StateInvalidated
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.pages import PageStore
-from kvtape.backends.reference.row_codecs import RowCodec
-from kvtape.backends.reference.session_engine import SessionEngine
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.pages import PageStore
 from support.reference import FailingFfn, Play, kv_engine, play, text, weights
 from support.reference_faults import STAGES, Planted, plant
 

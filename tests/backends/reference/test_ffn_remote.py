@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtape.backends.errors import EnvironmentProblem, UsageError
-from kvtape.backends.reference.engines import parse_engine
+from kvtape.backends.reference.engines.harness import Harness
+from kvtape.backends.reference.engines.registry import parse_engine
 from kvtape.backends.reference.errors import BackendFailure, BackendUnavailable, ExecutionRefused
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.ffn_frames import HEADER_BYTES, MAX_ROWS, FfnFrame, FrameError, model_key
-from kvtape.backends.reference.ffn_remote import RemoteFfn
-from kvtape.backends.reference.ffn_server import FfnServer
-from kvtape.backends.reference.harness import Harness
-from kvtape.backends.reference.http_calls import Retry
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.weights import Weights
+from kvtape.backends.reference.remote.ffn_remote import RemoteFfn
+from kvtape.backends.reference.remote.frames import HEADER_BYTES, MAX_ROWS, FfnFrame, FrameError, model_key
+from kvtape.backends.reference.remote.http_calls import Retry
+from kvtape.backends.reference.remote.server import FfnServer
 from support.command import kvtape_process
 from support.ffn_host import FfnHost, scripted_answers, serving
 from support.llama_tiny import model_file
@@ -287,7 +287,7 @@ def test_the_server_takes_only_what_it_can_use(host: FfnHost) -> None:
 
 
 def test_connections_are_bounded_and_silent_ones_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtape.backends.reference.ffn_server._MAX_CONNECTIONS", 1)
+    monkeypatch.setattr("kvtape.backends.reference.remote.server._MAX_CONNECTIONS", 1)
     model, rows = weights("llama"), np.ones((1, 64), np.float32)
     with _served(model, silent_s=0.2) as server:
         with socket.create_connection(server.server_address[:2]) as silent:  # type: ignore[arg-type]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from kvtape.backends.protocol import SessionConfig
-from kvtape.backends.reference.attention import AttentionBlock
-from kvtape.backends.reference.dispatch import NewRows, logits_of
 from kvtape.backends.reference.errors import EmptyPrompt, ModelUnsupported
-from kvtape.backends.reference.forward import LayerHooks, forward, logits_at
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.attention import AttentionBlock
+from kvtape.backends.reference.model.dispatch import NewRows, logits_of
+from kvtape.backends.reference.model.forward import LayerHooks, forward, logits_at
+from kvtape.backends.reference.model.weights import Weights
 from support.engines import load_engine
 from support.llama_tiny import model_file
 from support.oracle import OracleModel, OracleSession

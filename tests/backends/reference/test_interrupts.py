@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtape.backends.reference import session_engine
-from kvtape.backends.reference.code_store import CodeStore
+from kvtape.backends.reference.engines import session_engine
+from kvtape.backends.reference.engines.code_store import CodeStore
+from kvtape.backends.reference.engines.turbo_codec import BlockCodec
 from kvtape.backends.reference.errors import StateInvalidated
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.turbo_codec import BlockCodec
+from kvtape.backends.reference.model.ffn import LocalFfn
 from support.reference import kv_engine, play, text, weights
 
 # With the number of tokens behind which a window slides, grows cold or closes, or a chunk is whole, at the next step.

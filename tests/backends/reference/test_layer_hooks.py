@@ -8,28 +8,29 @@ import threading
 import numpy as np
 import pytest
 
-from kvtape.backends.reference.blas import Floats
-from kvtape.backends.reference.engine import StateMask
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.ffn_remote import RemoteFfn
-from kvtape.backends.reference.ffn_server import FfnServer
-from kvtape.backends.reference.forward import LayerHooks, forward
-from kvtape.backends.reference.standard import StandardEngine
+from kvtape.backends.reference.engines.engine import StateMask
+from kvtape.backends.reference.engines.standard import StandardEngine
+from kvtape.backends.reference.model.blas import Floats
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.forward import LayerHooks, forward
+from kvtape.backends.reference.remote.ffn_remote import RemoteFfn
+from kvtape.backends.reference.remote.server import FfnServer
 from support.reference import kv_engine, text, weights
 from support.repository import ROOT
 
 
 def _imported(name: str) -> set[str]:
-    """Modules that a module of the package imports, anywhere in it."""
-    tree = ast.parse((ROOT / "backends" / "reference" / f"{name}.py").read_text(encoding="utf-8"))
+    """Modules that a module of the package, `folder.name`, imports, anywhere in it."""
+    path = ROOT.joinpath("backends", "reference", *name.split(".")).with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     froms = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     return froms | {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
 
 
 def test_nothing_that_an_engine_is_made_of_knows_of_hooks() -> None:
     """Whatever module of the package has an ENTRY, and all that these import from the package, down to the ground."""
-    folder = ROOT / "backends" / "reference"
-    todo = [path.stem for path in folder.glob("*.py") if "\nENTRY = " in path.read_text(encoding="utf-8")]
+    folder = ROOT / "backends" / "reference" / "engines"
+    todo = [f"engines.{p.stem}" for p in folder.glob("*.py") if "\nENTRY = " in p.read_text(encoding="utf-8")]
     assert len(todo) >= 8
     reached: set[str] = set()
     while todo:
@@ -38,8 +39,8 @@ def test_nothing_that_an_engine_is_made_of_knows_of_hooks() -> None:
             reached.add(name)
             prefix = "kvtape.backends.reference."
             todo += [module.removeprefix(prefix) for module in _imported(name) if module.startswith(prefix)]
-    assert {"dispatch", "session_engine", "steps"} <= reached
-    assert "forward" not in reached
+    assert {"model.dispatch", "engines.session_engine", "model.steps"} <= reached
+    assert "model.forward" not in reached
 
 
 @pytest.mark.parametrize("shape", ["llama", "qwen2moe"])

@@ -8,12 +8,12 @@ import gguf
 import numpy as np
 import pytest
 
-from kvtape.backends.reference.blas import Floats
-from kvtape.backends.reference.dispatch import logits_of
-from kvtape.backends.reference.engine import KvEngine
-from kvtape.backends.reference.engines import engine_entries
-from kvtape.backends.reference.matrix import Matrix
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.engines.engine import KvEngine
+from kvtape.backends.reference.engines.registry import engine_entries
+from kvtape.backends.reference.model.blas import Floats
+from kvtape.backends.reference.model.dispatch import logits_of
+from kvtape.backends.reference.model.matrix import Matrix
+from kvtape.backends.reference.model.weights import Weights
 from support.llama_tiny import model_file
 from support.reference import play, text
 

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvtape.backends.reference.pages import PAGE, PageStore, paged
+from kvtape.backends.reference.model.pages import PAGE, PageStore, paged
 
 HEADS, DIM_K, DIM_V = 2, 3, 4
 SPOTS = st.integers(0, 4 * PAGE)

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtape.backends.errors import InputRejected, UsageError
-from kvtape.backends.reference import session_host
-from kvtape.backends.reference.engine import KvEngine, StateHandle
-from kvtape.backends.reference.engines import parse_engine
+from kvtape.backends.reference.engines.engine import KvEngine, StateHandle
+from kvtape.backends.reference.engines.harness import Harness
+from kvtape.backends.reference.engines.registry import parse_engine
 from kvtape.backends.reference.errors import (
     BackendFailure,
     BackendUnavailable,
@@ -24,13 +24,13 @@ from kvtape.backends.reference.errors import (
     ExecutionRefused,
     StateInvalidated,
 )
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.ffn_remote import RemoteFfn
-from kvtape.backends.reference.ffn_server import SESSION_TYPE, FfnServer
-from kvtape.backends.reference.harness import Harness
-from kvtape.backends.reference.http_calls import Retry
-from kvtape.backends.reference.remote_engine import RemoteEngine
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.weights import Weights
+from kvtape.backends.reference.remote import session_host
+from kvtape.backends.reference.remote.ffn_remote import RemoteFfn
+from kvtape.backends.reference.remote.http_calls import Retry
+from kvtape.backends.reference.remote.remote_engine import RemoteEngine
+from kvtape.backends.reference.remote.server import SESSION_TYPE, FfnServer
 from support.ffn_host import FfnHost, serving
 from support.llama_tiny import model_file
 from support.reference import SHAPES, kv_engine, play, text, weights

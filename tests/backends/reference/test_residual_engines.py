@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtape.backends.errors import UsageError
-from kvtape.backends.reference import dispatch
-from kvtape.backends.reference.codec_policy import parse_codec_policy
-from kvtape.backends.reference.dispatch import logits_of
+from kvtape.backends.reference.engines.codec_policy import parse_codec_policy
+from kvtape.backends.reference.engines.growing_rows import GrowingRows
+from kvtape.backends.reference.engines.residual_engine import ResidualEngine
+from kvtape.backends.reference.engines.row_codecs import CODECS
 from kvtape.backends.reference.errors import EmptyPrompt, ExecutionRefused
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.growing_rows import GrowingRows
-from kvtape.backends.reference.pages import PAGE
-from kvtape.backends.reference.residual_engine import ResidualEngine
-from kvtape.backends.reference.row_codecs import CODECS
-from kvtape.backends.reference.steps import Qkv, qkv
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model import dispatch
+from kvtape.backends.reference.model.dispatch import logits_of
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.pages import PAGE
+from kvtape.backends.reference.model.steps import Qkv, qkv
+from kvtape.backends.reference.model.weights import Weights
 from support.kv_oracle import PlainSession
 from support.reference import SHAPES, kv_engine, play, text, weights
 

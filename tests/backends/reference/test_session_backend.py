@@ -14,9 +14,9 @@ from kvtape.backends.clock import ManualClock
 from kvtape.backends.envelope import unwrap, wrap
 from kvtape.backends.errors import Cancelled, EngineFault, InputRejected, StateRejected, UsageError
 from kvtape.backends.protocol import Backend, SessionConfig, Witness
-from kvtape.backends.reference.forward import logits_at
+from kvtape.backends.reference.model.forward import logits_at
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.backends.reference.session.engine import ReferenceEngine
-from kvtape.backends.reference.weights import Weights
 from kvtape.backends.session import Session
 from kvtape.planner.events import Op, Way
 from kvtape.planner.specs import parse_policy

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from kvtape.backends.protocol import SessionConfig
-from kvtape.backends.reference.dispatch import logits_of
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.forward import forward
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.dispatch import logits_of
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.forward import forward
+from kvtape.backends.reference.model.weights import Weights
 from kvtape.cli.models import find_demo_model
 from support.engines import load_engine
 from support.reference import kv_engine

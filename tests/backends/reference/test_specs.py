@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kvtape.backends.errors import UsageError
-from kvtape.backends.reference import engines
-from kvtape.backends.reference.catalogue import EngineEntry
-from kvtape.backends.reference.engine import Contract
-from kvtape.backends.reference.engines import engine_entries, engine_names, make_engine, parse_engine
+from kvtape.backends.reference.engines import registry as engines
+from kvtape.backends.reference.engines.catalogue import EngineEntry
+from kvtape.backends.reference.engines.engine import Contract
+from kvtape.backends.reference.engines.registry import engine_entries, engine_names, make_engine, parse_engine
 from kvtape.planner.grammar import Option
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtape.backends.reference.turbo_codec import BLOCK_SIZES, CENTROIDS, BlockCodec, Coded, block_size
-from kvtape.backends.reference.turbo_quant import FLOORS
+from kvtape.backends.reference.engines.turbo_codec import BLOCK_SIZES, CENTROIDS, BlockCodec, Coded, block_size
+from kvtape.backends.reference.engines.turbo_quant import FLOORS
 
 BITS = (3, 4)
 

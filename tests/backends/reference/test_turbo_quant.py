@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtape.backends.reference.blas import Floats
-from kvtape.backends.reference.dispatch import NewRows, Seen
-from kvtape.backends.reference.engine import Contract
+from kvtape.backends.reference.engines.engine import Contract
+from kvtape.backends.reference.engines.turbo_quant import FLOORS, CodedRows, TurboQuantEngine
 from kvtape.backends.reference.errors import BackendFailure, ExecutionRefused, InvariantViolation
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.turbo_quant import FLOORS, CodedRows, TurboQuantEngine
-from kvtape.backends.reference.weights import Weights
+from kvtape.backends.reference.model.blas import Floats
+from kvtape.backends.reference.model.dispatch import NewRows, Seen
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.weights import Weights
 from support.llama_tiny import model_file
 from support.reference import FailingFfn, kv_engine, play, text, weights
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvtape.backends.reference.engine import Contract, StateMask
+from kvtape.backends.reference.engines.engine import Contract, StateMask
+from kvtape.backends.reference.engines.windowed_checkpoint import WindowedCheckpointEngine
 from kvtape.backends.reference.errors import (
     BackendFailure,
     EmptyPrompt,
@@ -13,9 +14,8 @@ from kvtape.backends.reference.errors import (
     InvariantViolation,
     StateInvalidated,
 )
-from kvtape.backends.reference.ffn import LocalFfn
-from kvtape.backends.reference.pages import PAGE, PageStore
-from kvtape.backends.reference.windowed_checkpoint import WindowedCheckpointEngine
+from kvtape.backends.reference.model.ffn import LocalFfn
+from kvtape.backends.reference.model.pages import PAGE, PageStore
 from support.kv_oracle import PlainSession
 from support.reference import SHAPES, FailingFfn, kv_engine, play, text, weights
 
