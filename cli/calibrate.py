@@ -49,6 +49,7 @@ def calibrate(
     Example:
       kvtape calibrate demo-out/demo.duckdb --out costs.json
     """
+    from collections import Counter
     from contextlib import ExitStack
 
     from kvtape.backends.errors import UsageError
@@ -60,6 +61,9 @@ def calibrate(
 
     if bool(logs) == (roofline is not None):
         raise UsageError("give logs to calibrate on, or --roofline, not both")
+    twice = sorted(str(path) for path, n in Counter(path.resolve() for path in logs or ()).items() if n > 1)
+    if twice:
+        raise UsageError(f"{twice[0]} is given twice; each log counts once")
     if roofline is not None:
         costs = roofline_costs(roofline, machine=machine, kvtape_version=kvtape_version())
     else:

@@ -144,6 +144,8 @@ def test_a_roofline_needs_no_log_and_says_that_it_is_hypothetical(log: Path, tmp
     assert any("hypothetical" in text for text in simulated["assumed"])
     assert kvtape("calibrate").code == 2
     assert kvtape("calibrate", log, "--roofline", spec).code == 2
+    twice = kvtape("calibrate", log, log)
+    assert (twice.code, "given twice" in twice.err) == (2, True)
 
 
 def test_a_sample_of_the_events_is_a_log_like_any(fleet: Path, fleet_costs: Path, tmp_path: Path) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
-
 from kvtape.backends.reference.engines.engine import KvEngine, RetrievalEngine
 from kvtape.backends.reference.engines.registry import EngineChoice, make_engine
-from kvtape.backends.reference.errors import BackendFailure
 from kvtape.backends.reference.model.blas import Floats
-from kvtape.backends.reference.model.dispatch import logits_of
+from kvtape.backends.reference.model.dispatch import served_logits
 from kvtape.backends.reference.model.ffn import FfnRouter, LocalFfn
 from kvtape.backends.reference.model.weights import Weights
 
@@ -65,7 +62,4 @@ class Harness:
         return out
 
     def _logits(self, hidden: Floats) -> Floats:
-        logits: Floats = logits_of(self.weights, hidden)[0]
-        if not np.isfinite(logits).all():
-            raise BackendFailure(f"{self.weights.path}: the model gave logits that are no numbers; convert it again")
-        return logits
+        return served_logits(self.weights, hidden)

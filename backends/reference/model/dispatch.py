@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
+from kvtape.backends.reference.errors import BackendFailure
 from kvtape.backends.reference.model.attention import Observe
 from kvtape.backends.reference.model.blas import Floats, one_blas_thread
 from kvtape.backends.reference.model.ffn import FfnRouter
@@ -15,7 +18,7 @@ from kvtape.backends.reference.model.pages import Pages
 from kvtape.backends.reference.model.steps import Positions, attention_of, attn_out, ffn, lm_head, qkv
 from kvtape.backends.reference.model.weights import Weights
 
-__all__ = ["LayerRows", "NewRows", "Seen", "advance", "layer_step", "logits_of"]
+__all__ = ["LayerRows", "NewRows", "Seen", "advance", "layer_step", "logits_of", "served_logits"]
 
 
 class NewRows(NamedTuple):
@@ -76,3 +79,11 @@ def logits_of(weights: Weights, hidden: Floats) -> Floats:
     """`lm_head` as `advance` computes: on one BLAS thread."""
     with one_blas_thread():
         return lm_head(weights, hidden)
+
+
+def served_logits(weights: Weights, hidden: Floats) -> Floats:
+    """Logits `[n_vocab]` of one row, to choose a token by. Raises BackendFailure for what is no number."""
+    logits: Floats = logits_of(weights, hidden)[0]
+    if not np.isfinite(logits).all():
+        raise BackendFailure(f"{weights.path}: the model gave logits that are no numbers; convert it again")
+    return logits

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from kvtape.backends.errors import KvtapeError, UsageError
+from kvtape.backends.reference.engines.boundary_kv import BoundaryKvEngine
 from kvtape.backends.reference.engines.engine import KvEngine
 from kvtape.backends.reference.engines.registry import make_engine, parse_engine
 from kvtape.backends.reference.errors import ExecutionRefused, StateInvalidated
@@ -49,6 +50,8 @@ class SessionHost:
         engine = make_engine(parse_engine(str(asked.get("spec"))))
         if not isinstance(engine, KvEngine):
             raise ExecutionRefused("unsupported", f"{engine.info.name} is no KV engine; a server holds only those")
+        if isinstance(engine, BoundaryKvEngine):
+            raise ExecutionRefused("unsupported", f"{engine.info.name}: nobody takes frames at a server; use standard")
         self._check_length(len(tokens))
         hidden = engine.prefill(self._weights, self._ffn, tokens)
         self._held.pop(name, None)

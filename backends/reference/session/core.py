@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import numpy.typing as npt
 
 from kvtape.backends.books import Books
 from kvtape.backends.errors import (
@@ -22,7 +21,7 @@ from kvtape.backends.mass_ledger import MassLedger
 from kvtape.backends.protocol import Computed, Logits, ModelFacts
 from kvtape.backends.reference.errors import BackendFailure, BackendUnavailable, InvariantViolation, StateInvalidated
 from kvtape.backends.reference.model.blas import Floats
-from kvtape.backends.reference.model.dispatch import logits_of
+from kvtape.backends.reference.model.dispatch import served_logits
 from kvtape.backends.reference.model.ffn import LocalFfn
 from kvtape.backends.reference.model.tokens import Ids
 from kvtape.backends.reference.model.weights import Weights
@@ -175,10 +174,7 @@ class SessionCore:
         return Computed(self._logits(hidden), calls, len(ids))
 
     def _logits(self, hidden: Floats) -> Logits:
-        logits: npt.NDArray[np.float32] = logits_of(self._weights, hidden)[0].astype(np.float32)
-        if not np.isfinite(logits).all():
-            raise BackendFailure("the model gave logits that are no numbers")
-        return logits
+        return served_logits(self._weights, hidden).astype(np.float32)
 
     def _sums(self) -> HeadSums | None:
         if self._ledger is None:

@@ -239,6 +239,7 @@ EXCHANGES: list[tuple[str, str, bytes, int]] = [
     ("PUT", "", b'{"spec": "standard", "tokens": [true]}', 422),
     ("PUT", "", b'{"spec": "standrad", "tokens": [5]}', 422),
     ("PUT", "", b'{"spec": "apollo", "tokens": [5]}', 422),
+    ("PUT", "", b'{"spec": "boundary-kv", "tokens": [5]}', 422),
     ("PUT", "", b'{"spec": "standard", "tokens": [999999]}', 422),
     ("PUT", "", b'{"spec": "standard", "tokens": [5]}', 200),
     ("POST", "/step", b'{"tokens": [5], "n_tokens": 7}', 422),
