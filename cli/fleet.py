@@ -114,10 +114,8 @@ def _requests(source: str, format_name: str, block_tokens: int | None) -> Reques
 
 
 def _assumed(table: CostTable) -> list[str]:
-    said = [f"{kind} costs what {by} costs" for kind, by in table.stand_ins.items() if kind in ("prefill", "decode")]
-    if table.origin.hypothetical:
-        said.append("hypothetical costs: from numbers of hardware, no log")
-    else:
+    said = table.assumptions({"prefill", "decode"})
+    if not table.origin.hypothetical:
         said.append(f"the fleet's model costs what {table.origin.model_name} costs on {table.origin.backend}")
     return said
 

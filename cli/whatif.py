@@ -160,7 +160,7 @@ def whatif_sections(body: dict[str, Any]) -> list[Section]:
     drawn = body["seeds"] > 1
     columns += ("not served", "TTFT p50 s", "p95 s", "TPOT p50 ms", "p95 ms")
     columns += ("TTFT p95, 95 %", "TPOT p95, 95 %") if drawn else ()
-    columns += ("peak KV MiB", "recomputed", "forgotten")
+    columns += ("peak KV MiB", "evicted", "recomputed", "forgotten")
     attended = any(row["retained_mass"] is not None for row in body["rows"])
     columns += ("retained mass", "worst turn", "opt") if attended else ()
     columns += ("front share",) if drawn else ()
@@ -172,7 +172,10 @@ def whatif_sections(body: dict[str, Any]) -> list[Section]:
             continue
         times = [_scaled(row[f"ttft_{p}_ns"], 9) for p in ("p50", "p95")]
         times += [_scaled(row[f"tpot_{p}_ns"], 6) for p in ("p50", "p95")]
-        paid = (row["peak_kv_bytes"] / 2**20, row["recomputed_tokens"], row["forgotten_tokens"])
+        paid = (
+            row["peak_kv_bytes"] / 2**20,
+            *(row[f"{what}_tokens"] for what in ("evicted", "recomputed", "forgotten")),
+        )
         mass = (row["retained_mass"], row["retained_mass_worst"], row["opt_retained_mass"]) if attended else ()
         spread = [_between(row, f"{kind}_p95_ns", power) for kind, power in (("ttft", 9), ("tpot", 6))] if drawn else []
         shares = (row["pareto_share"],) if drawn else ()

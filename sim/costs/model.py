@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
@@ -31,6 +31,8 @@ _STAND_INS: Final[dict[WorkKind, tuple[WorkKind, ...]]] = {
     "restore": ("admit",),
     "score": ("prefill",),
 }
+# Relative error of half the events behind a price from which on a report has to say so.
+_VAGUE: Final = 0.25
 _BESIDE: Final[frozenset[WorkKind]] = frozenset({"plan", "session"})
 """What is no engine's work: without a rate it is left out, and the model's `missing` says so."""
 
@@ -115,6 +117,19 @@ class CostTable:
     def missing(self) -> list[str]:
         """Kinds without a price; asking for one is an error, but for `plan` and `session`, which then take no time."""
         return [kind for kind in TERMS if self.stand_in(kind) is None]
+
+    def assumptions(self, kinds: Collection[WorkKind]) -> list[str]:
+        """What a report that rests on the prices of `kinds` must say of them."""
+        asked = [kind for kind in TERMS if kind in kinds]
+        said = [f"{kind} costs what {self.stand_ins[kind]} costs" for kind in asked if kind in self.stand_ins]
+        for kind in asked:
+            fit = self.kinds[kind].fit if kind in self.kinds else None
+            if fit is not None and fit.median_error > _VAGUE:
+                off = f"half of the {fit.events} calibrated were off by {fit.median_error:.0%} or more"
+                said.append(f"the price of {kind} is rough: {off}")
+        if self.origin.hypothetical:
+            said.append("hypothetical costs: from numbers of hardware, no log")
+        return said
 
     def _rates(self, kind: WorkKind) -> tuple[float, ...]:
         by = self.stand_in(kind)

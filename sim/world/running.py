@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import simpy
 
-from kvtape.backends.modelled.work import Work
+from kvtape.backends.modelled.work import Work, WorkKind
 from kvtape.backends.protocol import EventSink
 from kvtape.sim.costs.model import CostTable
 from kvtape.sim.errors import CostsError, Stalled
@@ -164,13 +164,11 @@ class _World:
             "prefill_regret_tokens": paid - least if all(t.outcome == "served" for t in self.turns) else None,
         }
         assumed = dict.fromkeys(text for t in tenants for text in t.modelled.assumed)
-        assumed |= dict.fromkeys(f"{kind} costs what {by} costs" for kind, by in self.costs.stand_ins.items())
+        assumed |= dict.fromkeys(self.costs.assumptions(self.asking.kinds))
         alike = begin_alike(t.script for t in tenants)
         if alike:
             there = f"of {len(tenants)} the beginnings of {alike} had been there before"
             assumed[f"sessions share nothing, though {there}; kvtape fleet shares prefixes"] = None
-        if self.costs.origin.hypothetical:
-            assumed["hypothetical costs: from numbers of hardware, no log"] = None
         unknown = next((t.script.no_attention for t in tenants if t.script.attention is None), None)
         if unknown is not None:
             assumed[f"retained attention mass is not known: {unknown}"] = None
@@ -179,13 +177,17 @@ class _World:
 
 
 class _Asking:
-    """A `CostModel` that remembers the first price that was not there: taking back what was begun asks for others."""
+    """A `CostModel` that remembers what was asked for, and the first price that was not there: taking back what was
+    begun asks for others.
+    """
 
     def __init__(self, costs: CostTable) -> None:
         self._costs = costs
         self.failure: CostsError | None = None
+        self.kinds: set[WorkKind] = set()
 
     def cost_ns(self, work: Work) -> int:
+        self.kinds.add(work.kind)
         try:
             return self._costs.cost_ns(work)
         except CostsError as err:

@@ -16,7 +16,7 @@ from kvtape.backends.session import Session
 from kvtape.planner.events import BlockRef, Op, Way
 from kvtape.sim.costs.calibrate import calibrate, calibrate_samples
 from kvtape.sim.costs.fitting import fit, nonnegative
-from kvtape.sim.costs.model import CostTable, KindCosts, Origin, read_costs
+from kvtape.sim.costs.model import CostTable, Fit, KindCosts, Origin, read_costs
 from kvtape.sim.costs.roofline import roofline_costs
 from kvtape.sim.costs.samples import Sample, samples_of
 from kvtape.sim.costs.terms import TERMS, counts
@@ -182,6 +182,19 @@ def test_what_a_log_does_not_show_has_a_stand_in_or_no_price() -> None:
     assert costs.missing == ["admit", "restore"]
     with pytest.raises(CostsError, match="say nothing of admit"):
         costs.cost_ns(Work("admit", 1))
+
+
+def test_a_report_names_what_its_prices_rest_on_and_no_other() -> None:
+    rough_fit = Fit(4, None, 0.945, 2.0, (0.0,) * 5, (1, 9), (1, 9))
+    fine_fit = dataclasses.replace(rough_fit, median_error=0.25)
+    flat = flat_costs(without=("refill",))
+    rates = flat.kinds["admit"].rates
+    costs = CostTable(Origin("x"), flat.kinds | {"admit": KindCosts(rates, rough_fit)})
+    rough = "the price of admit is rough: half of the 4 calibrated were off by 94% or more"
+    assert costs.assumptions({"prefill"}) == []
+    assert costs.assumptions({"admit", "refill", "prefill"}) == ["refill costs what prefill costs", rough]
+    fine = CostTable(Origin("x"), flat.kinds | {"admit": KindCosts(rates, fine_fit)})
+    assert fine.assumptions({"admit"}) == []
 
 
 @pytest.mark.parametrize(
