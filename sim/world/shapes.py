@@ -70,7 +70,8 @@ def model_session(script: Script, settings: Settings, costs: CostTable, n_ctx_tr
     row, assumed = script.row, list[str]()
     n_ctx = settings.n_ctx or row.n_ctx
     if n_ctx is None:
-        raise SimulationError(f"session {row.session_id}: the log names no context; give --n-ctx (whatif and tune: --budget)")
+        remedy = "give --n-ctx (whatif and tune: --budget)"
+        raise SimulationError(f"session {row.session_id}: the log names no context; {remedy}")
     text = settings.policy or row.policy
     if text is None:
         raise SimulationError(f"session {row.session_id}: the log names no policy; give --policy")
