@@ -21,7 +21,7 @@ import numpy as np
 import openvino as ov
 
 from kvtape.backends.errors import EnvironmentProblem, UsageError
-from kvtape.backends.openvino.graph import GraphShape, build_graph
+from kvtape.backends.openvino.graph import GraphShape, build_graph, last_line
 from kvtape.backends.openvino.rope import F32, PROBE_POSITIONS, Rotation, find_rotation
 from kvtape.backends.openvino.runner import Runner, States, Step, StepFailed
 from kvtape.backends.openvino.signal_stack import kept_signal_stack
@@ -89,7 +89,7 @@ class Compiled:
             with kept_signal_stack():
                 self._model = core().compile_model(graph.model, _DEVICE, profile.properties())
         except RuntimeError as err:
-            raise EnvironmentProblem(f"{path.name}: OpenVINO cannot compile this model: {_last_line(err)}") from None
+            raise EnvironmentProblem(f"{path.name}: OpenVINO cannot compile this model: {last_line(err)}") from None
         self._passengers: list[weakref.ref[Passenger]] = []
         self._positions = np.array([p for p in PROBE_POSITIONS if p < max(2, model.n_ctx_train)], np.int64)
         self.rotation: Rotation | str = self._probe(path.name, model)
@@ -104,7 +104,7 @@ class Compiled:
                     self._make_again()
                 runner = Runner(self._model, self.shape)
             except RuntimeError as err:
-                raise EnvironmentProblem(f"OpenVINO cannot open a session: {_last_line(err)}") from None
+                raise EnvironmentProblem(f"OpenVINO cannot open a session: {last_line(err)}") from None
             self._passengers.append(weakref.ref(passenger))
             return runner
 
@@ -114,34 +114,42 @@ class Compiled:
             try:
                 return Runner(self._model, self.shape)
             except RuntimeError as err:
-                raise EnvironmentProblem(f"OpenVINO cannot open a second request: {_last_line(err)}") from None
+                raise EnvironmentProblem(f"OpenVINO cannot open a second request: {last_line(err)}") from None
 
     def leave(self, passenger: Passenger) -> None:
         with self.lock:
             self._passengers = [ref for ref in self._passengers if ref() not in (None, passenger)]
 
     def revive(self) -> None:
-        """Replace the poisoned compiled model and carry every session that is still aboard onto the new one."""
+        """Replace the poisoned compiled model and carry every session that is still aboard onto the new one.
+
+        One that could not be carried is stranded, also where an interrupt ends this half way: its request is of the
+        old model, and may hold rows of a call that never ended.
+        """
         with self.lock:
-            self._model = None
-            aboard = [passenger for ref in self._passengers if (passenger := ref()) is not None]
+            self._model, made = None, False
+            waiting = [passenger for ref in self._passengers if (passenger := ref()) is not None]
             try:
                 self._make_again()
-                runners = [Runner(self._model, self.shape) for _ in aboard]
-            except (RuntimeError, MemoryError, EnvironmentProblem) as err:
-                self._model = None
-                for passenger in aboard:
-                    passenger.strand(f"the compiled model could not be made again: {_last_line(err)}")
-                return
-            for passenger, runner in zip(aboard, runners, strict=True):
-                passenger.carry_over(runner)
+                runners = [Runner(self._model, self.shape) for _ in waiting]
+                made = True
+                for runner in runners:
+                    waiting[0].carry_over(runner)
+                    del waiting[0]
+            except BaseException as err:
+                if not made:
+                    self._model = None
+                for passenger in waiting:
+                    passenger.strand(f"the compiled model could not be made again: {last_line(err)}")
+                if not isinstance(err, (RuntimeError, MemoryError, EnvironmentProblem)):
+                    raise
 
     def _export(self) -> bytes:
         blob = io.BytesIO()
         try:
             self._model.export_model(blob)
         except RuntimeError as err:
-            raise EnvironmentProblem(f"{self._path.name}: OpenVINO cannot save this model: {_last_line(err)}") from None
+            raise EnvironmentProblem(f"{self._path.name}: OpenVINO cannot save this model: {last_line(err)}") from None
         return blob.getvalue()
 
     def _make_again(self) -> None:
@@ -215,7 +223,3 @@ def _survives_import(rotation: Rotation | str) -> bool:
 def core() -> Any:
     """The one OpenVINO runtime of this process."""
     return ov.Core()
-
-
-def _last_line(err: Exception) -> str:
-    return next((line.strip() for line in reversed(str(err).splitlines()) if line.strip()), type(err).__name__)

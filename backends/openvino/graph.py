@@ -29,7 +29,7 @@ from openvino.op.util import Variable, VariableInfo
 
 from kvtape.backends.errors import EnvironmentProblem, UsageError
 
-__all__ = ["GraphShape", "SessionGraph", "build_graph"]
+__all__ = ["GraphShape", "SessionGraph", "build_graph", "last_line"]
 
 _TRANSPOSE = (0, 2, 1, 3)
 
@@ -96,12 +96,12 @@ def _convert(path: Path) -> Any:
     try:
         return frontend.convert(frontend.load(str(path)))
     except Exception as err:  # the bindings raise RuntimeError and subclasses of their own
-        raise UsageError(f"{path}: OpenVINO cannot read this GGUF: {_last_line(err)}") from None
+        raise UsageError(f"{path}: OpenVINO cannot read this GGUF: {last_line(err)}") from None
 
 
-def _last_line(err: Exception) -> str:
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    return lines[-1] if lines else type(err).__name__
+def last_line(err: BaseException) -> str:
+    """What OpenVINO's stack of messages comes to; the name of the error where it has no text."""
+    return next((line.strip() for line in reversed(str(err).splitlines()) if line.strip()), type(err).__name__)
 
 
 def _name(node: Any) -> str:

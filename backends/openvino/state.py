@@ -182,7 +182,7 @@ class EngineState:
         except EngineFault:
             raise
         except BaseException:
-            if self.rows is not start:
+            if self._fault is None and self.rows is not start:
                 self._load(start, self.read if kept is None else lambda: kept)
             self.mass = mass
             raise

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtape.backends.errors import EnvironmentProblem, InputRejected
+from kvtape.backends.openvino.graph import last_line
 
 __all__ = ["GgufTokenizer", "pieces"]
 
@@ -67,7 +68,7 @@ class GgufTokenizer:
             out = tokenizer.encode(piece, add_special_tokens=False)
         except (RuntimeError, IndexError) as err:
             raise EnvironmentProblem(
-                f"{self._path}: openvino-genai cannot tokenize with this file's vocabulary ({_last_line(err)}); "
+                f"{self._path}: openvino-genai cannot tokenize with this file's vocabulary ({last_line(err)}); "
                 "tokenize elsewhere and pass token ids"
             ) from None
         ids = [int(t) for t in out.input_ids.data[0]]
@@ -93,9 +94,7 @@ class GgufTokenizer:
             try:
                 self._native = openvino_genai.Tokenizer(str(self._path))
             except (RuntimeError, IndexError) as err:
-                raise EnvironmentProblem(
-                    f"{self._path}: openvino-genai finds no tokenizer: {_last_line(err)}"
-                ) from None
+                raise EnvironmentProblem(f"{self._path}: openvino-genai finds no tokenizer: {last_line(err)}") from None
         return self._native
 
 
@@ -111,7 +110,3 @@ def pieces(text: str) -> Iterator[str]:
         last = cut
     if start < len(text):
         yield text[start:]
-
-
-def _last_line(err: Exception) -> str:
-    return next((line.strip() for line in reversed(str(err).splitlines()) if line.strip()), type(err).__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -298,27 +299,57 @@ def test_an_exception_of_the_caller_takes_back_the_run(engine: OpenVinoEngine, e
     np.testing.assert_array_equal(backend.prefill([5], 20).logits, twin.prefill([5], 20).logits)
 
 
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
+    """Ctrl-C while the engine is at work on these of the calls from now on."""
+    original, n = Runner._run, itertools.count(1)
+
+    def interrupted(runner: Runner, feed: dict[str, Any], stop: Callable[[], bool]) -> None:
+        wanted = next(n) in calls
+
+        def poll() -> bool:
+            if wanted:
+                raise KeyboardInterrupt
+            return stop()
+
+        original(runner, feed, poll)
+        if wanted:  # the engine was done before anybody looked
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Runner, "_run", interrupted)
+
+
 def test_an_interrupt_while_the_engine_works_takes_back_the_operation(
     slow: OpenVinoEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend, twin = (slow.open(SessionConfig(n_ctx=4096, chunk=1024)) for _ in range(2))
     for b in (backend, twin):
         b.prefill(tokens(30), 0)
-    original = Runner._run
-
-    def interrupted(runner: Runner, feed: dict[str, Any], stop: Callable[[], bool]) -> None:
-        def poll() -> bool:
-            raise KeyboardInterrupt
-
-        original(runner, feed, poll)
-
-    monkeypatch.setattr(Runner, "_run", interrupted)
+    interrupt_at(monkeypatch, 1)
     imports = backend._state.compiled.imports
     with pytest.raises(KeyboardInterrupt):
         backend.prefill(tokens(1024), 30)
     monkeypatch.undo()
     assert backend._state.compiled.imports == imports + 1
     assert same_rows(backend, twin)
+
+
+def test_an_interrupt_while_another_is_dealt_with_loses_the_sessions_and_says_so(
+    slow: OpenVinoEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one comes while the fresh model is tried out: no session may go on with a request of the old one."""
+    backend, twin = (slow.open(SessionConfig(n_ctx=4096, chunk=1024)) for _ in range(2))
+    for b in (backend, twin):
+        b.prefill(tokens(30), 0)
+    interrupt_at(monkeypatch, 1, 2)
+    with pytest.raises(KeyboardInterrupt):
+        backend.prefill(tokens(1024), 30)
+    monkeypatch.undo()
+    for b in (backend, twin):
+        with pytest.raises(EngineFault, match="device_lost"):
+            b.witness()
+    after = slow.open(SessionConfig(n_ctx=64))
+    after.prefill(tokens(30), 0)
+    assert_whole(after)
 
 
 def test_states_of_a_wrong_shape_or_type_never_reach_the_engine() -> None:
