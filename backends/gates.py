@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from kvtape.backends.errors import UsageError
+from kvtape.backends.errors import UnsupportedOperation, UsageError
 from kvtape.planner.capabilities import Capabilities
 
 __all__ = ["Gates"]
@@ -27,3 +27,9 @@ class Gates:
             known = ", ".join(f.name for f in fields(Capabilities))
             raise UsageError(f"{flag!r} is no capability; known: {known}")
         return self.reasons.get(flag)
+
+    def require(self, operation: str, flag: str) -> None:
+        """Raises UnsupportedOperation, with the reason, where `operation` needs a flag that is false."""
+        why = self.refusal(flag)
+        if why is not None:
+            raise UnsupportedOperation(operation, f"{flag} is false: {why}")

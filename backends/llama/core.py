@@ -175,11 +175,6 @@ class SessionCore:
         with self._attention.counting():
             yield
 
-    def _need(self, operation: str, flag: str) -> None:
-        why = self._gates.refusal(flag)
-        if why is not None:
-            raise UnsupportedOperation(operation, f"{flag} is false: {why}")
-
     def _check_room(self, n_tokens: int) -> None:
         needed = self._books.n_rows + n_tokens
         if needed > self.n_ctx:
@@ -197,10 +192,10 @@ class SessionCore:
             self._settle(books)
             return
         if gone[-1] > kept[-1]:
-            self._need(operation, "remove_tail")
+            self._gates.require(operation, "remove_tail")
             self._check_window(operation, int(kept[-1]) + 1)
         if gone[0] < kept[-1]:
-            self._need(operation, "remove_middle")
+            self._gates.require(operation, "remove_middle")
         for start, stop in _runs(gone):
             self._memory.remove(start, stop)
         self._settle(books)

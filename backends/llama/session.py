@@ -79,7 +79,7 @@ class LlamaBackend(SessionCore):
         behind a sequence's last.
         """
         with self._operation(FatalClass.PREFILL_FAILED):
-            self._need("refill", "recompute_range")
+            self._gates.require("refill", "recompute_range")
             ids = check_tokens(tokens, self.facts.n_vocab)
             self._check_room(len(ids))
             books = self._books.append(tokens, start, cache_start)
@@ -135,14 +135,14 @@ class LlamaBackend(SessionCore):
     def evict(self, start: int, stop: int) -> None:
         """Remove one run of rows; the others keep their positions, their bytes are not touched."""
         with self._operation(FatalClass.STREAM_NOT_REVERSIBLE):
-            self._need("evict", "remove_middle")
+            self._gates.require("evict", "remove_middle")
             self._books.cache_start_of(start, stop)
             self._remove("evict", self._books.remove(start, stop))
 
     def shift(self, cache_start: int, cache_stop: int, delta: int) -> None:
         """Move rows; positions change now, keys are rotated before anything reads or uses them."""
         with self._operation(FatalClass.STREAM_NOT_REVERSIBLE):
-            self._need("shift", "position_shift")
+            self._gates.require("shift", "position_shift")
             books = self._books.shift(cache_start, cache_stop, delta)
             if delta:
                 self._fold_attention()
@@ -154,7 +154,7 @@ class LlamaBackend(SessionCore):
     def export_block(self, start: int, stop: int) -> bytes:
         """The rows of one run and their tokens in an envelope."""
         with self._operation(FatalClass.STREAM_NOT_REVERSIBLE):
-            self._need("export_block", "cold_store")
+            self._gates.require("export_block", "cold_store")
             at = self._books.cache_start_of(start, stop)
             payload = self._memory.export(at, at + stop - start)
             return self._codec.pack_block(SavedBlock(start, at, self._books.tokens_of(start, stop), payload))
@@ -162,13 +162,13 @@ class LlamaBackend(SessionCore):
     def admit(self, block: bytes, start: int, cache_start: int) -> None:
         """Import into the scratch sequence, check, move, and only then give the rows to the session."""
         with self._operation(FatalClass.STATE_RESTORE_FAILED):
-            self._need("admit", "cold_store")
+            self._gates.require("admit", "cold_store")
             saved = self._codec.open_block(block)
             if saved.start != start:
                 raise StateRejected(f"saved block begins at tape position {saved.start}, not {start}")
             delta = cache_start - saved.cache_start
             if delta:
-                self._need("admit at another cache position", "position_shift")
+                self._gates.require("admit at another cache position", "position_shift")
             n = len(saved.tokens)
             self._check_room(n)
             books = self._books.append(saved.tokens, start, cache_start)
@@ -181,7 +181,7 @@ class LlamaBackend(SessionCore):
     def snapshot(self) -> bytes:
         """The whole state. The live cache is first put into the form a restore gives, so that both go on alike."""
         with self._operation(FatalClass.STATE_RESTORE_FAILED):
-            self._need("snapshot", "snapshot_state")
+            self._gates.require("snapshot", "snapshot_state")
             payload = b""
             self._fold_attention()
             if self._books.n_rows:
@@ -193,7 +193,7 @@ class LlamaBackend(SessionCore):
     def restore(self, snapshot: bytes) -> None:
         """Replace everything by a snapshot. A refusal by the engine, with the cache already cleared, is fatal."""
         with self._operation(FatalClass.STATE_RESTORE_FAILED):
-            self._need("restore", "snapshot_state")
+            self._gates.require("restore", "snapshot_state")
             saved = self._codec.open_state(snapshot)
             self._memory.load(saved.payload)
             self._forget_attention()
@@ -209,7 +209,7 @@ class LlamaBackend(SessionCore):
         where they stood: UnsupportedOperation.
         """
         with self._operation(FatalClass.PREFILL_FAILED):
-            self._need("score", "attention_scores")
+            self._gates.require("score", "attention_scores")
             record = self._attention
             assert record is not None
             ids = check_tokens(tokens, self.facts.n_vocab)
@@ -241,7 +241,7 @@ class LlamaBackend(SessionCore):
         or a restore all do. A shift changes nothing.
         """
         with self._operation(FatalClass.STREAM_NOT_REVERSIBLE):
-            self._need("take_mass", "attention_scores")
+            self._gates.require("take_mass", "attention_scores")
             assert self._attention is not None
             return self._attention.take(self._books)
 

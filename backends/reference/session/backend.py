@@ -74,7 +74,7 @@ class ReferenceBackend(SessionCore):
     def refill(self, tokens: Sequence[int], start: int, cache_start: int) -> Computed:
         """Compute evicted tokens into their place: they see the rows before it, wherever those came from."""
         with self._operation(FatalClass.PREFILL_FAILED):
-            self._need("refill", "recompute_range")
+            self._gates.require("refill", "recompute_range")
             ids = check_tokens(tokens, self.facts.n_vocab)
             self._check_room(len(ids))
             books, sums = self._books.append(tokens, start, cache_start), self._sums()
@@ -115,7 +115,7 @@ class ReferenceBackend(SessionCore):
     def evict(self, start: int, stop: int) -> None:
         """Remove one run of rows; the others keep their positions, their bytes are not touched."""
         with self._operation(FatalClass.STREAM_NOT_REVERSIBLE):
-            self._need("evict", "remove_middle")
+            self._gates.require("evict", "remove_middle")
             self._books.cache_start_of(start, stop)
             self._remove("evict", self._books.remove(start, stop))
 
@@ -128,7 +128,7 @@ class ReferenceBackend(SessionCore):
         if not len(kept):
             self._carrier = self._rows.fresh()
         else:
-            self._need(operation, "remove_tail" if gone[0] > kept[-1] else "remove_middle")
+            self._gates.require(operation, "remove_tail" if gone[0] > kept[-1] else "remove_middle")
             for run in np.split(gone, np.flatnonzero(np.diff(gone) > 1) + 1):
                 self._surgery.remove(int(run[0]), int(run[-1]) + 1)
         self._settle(books, FatalClass.STREAM_NOT_REVERSIBLE)
@@ -136,7 +136,7 @@ class ReferenceBackend(SessionCore):
     def shift(self, cache_start: int, cache_stop: int, delta: int) -> None:
         """Move rows, their keys turned, under any rotation that a model may have."""
         with self._operation(FatalClass.STREAM_NOT_REVERSIBLE):
-            self._need("shift", "position_shift")
+            self._gates.require("shift", "position_shift")
             books = self._books.shift(cache_start, cache_stop, delta)
             if delta:
                 self._surgery.move(cache_start, cache_stop, delta)
@@ -147,7 +147,7 @@ class ReferenceBackend(SessionCore):
     def export_block(self, start: int, stop: int) -> bytes:
         """The rows of one run and their tokens in an envelope."""
         with self._operation(FatalClass.STREAM_NOT_REVERSIBLE):
-            self._need("export_block", "cold_store")
+            self._gates.require("export_block", "cold_store")
             at = self._books.cache_start_of(start, stop)
             self._settle(self._books, FatalClass.STREAM_NOT_REVERSIBLE)
             payload = self._surgery.export(at, at + stop - start)
@@ -155,7 +155,7 @@ class ReferenceBackend(SessionCore):
 
     def admit(self, block: bytes, start: int, cache_start: int) -> None:
         with self._operation(FatalClass.STATE_RESTORE_FAILED):
-            self._need("admit", "cold_store")
+            self._gates.require("admit", "cold_store")
             saved = self._codec.open_block(block)
             if saved.start != start:
                 raise StateRejected(f"saved block begins at tape position {saved.start}, not {start}")
@@ -184,7 +184,7 @@ class ReferenceBackend(SessionCore):
     def score(self, tokens: Sequence[int], tape_start: int, layers: Sequence[int] | None = None) -> AttentionMass:
         """The tokens stand where `tape_start` stands if it is resident, else behind the rows before it."""
         with self._operation(FatalClass.PREFILL_FAILED):
-            self._need("score", "attention_scores")
+            self._gates.require("score", "attention_scores")
             ids = check_tokens(tokens, self.facts.n_vocab)
             shape = self._weights.architecture.shape
             chosen = check_layers(layers, shape.n_layer)
@@ -207,7 +207,7 @@ class ReferenceBackend(SessionCore):
         a restore all do. A shift changes nothing.
         """
         with self._operation(FatalClass.STREAM_NOT_REVERSIBLE):
-            self._need("take_mass", "attention_scores")
+            self._gates.require("take_mass", "attention_scores")
             assert self._ledger is not None
             taken = self._ledger.mass(self._books.tape_positions())
             self._ledger.clear()

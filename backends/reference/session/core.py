@@ -15,7 +15,6 @@ from kvtape.backends.errors import (
     EngineFault,
     FatalClass,
     SessionClosed,
-    UnsupportedOperation,
 )
 from kvtape.backends.mass_ledger import MassLedger
 from kvtape.backends.protocol import Computed, Logits, ModelFacts
@@ -91,7 +90,7 @@ class SessionCore:
 
     @property
     def _surgery(self) -> ResidentRows:
-        assert isinstance(self._carrier, ResidentRows), "_need comes first"
+        assert isinstance(self._carrier, ResidentRows), "Gates.require comes first"
         return self._carrier
 
     def _require_usable(self) -> None:
@@ -137,11 +136,6 @@ class SessionCore:
         if self._stop.is_set():
             self._stop.clear()
             raise Cancelled("cancelled; the session is as it was before the operation")
-
-    def _need(self, operation: str, flag: str) -> None:
-        why = self._gates.refusal(flag)
-        if why is not None:
-            raise UnsupportedOperation(operation, f"{flag} is false: {why}")
 
     def _check_room(self, n_tokens: int) -> None:
         needed = self._books.n_rows + n_tokens
