@@ -19,8 +19,8 @@ from kvtape.backends.llama.attention import CellSums
 from kvtape.backends.llama.context import LIVE, SCRATCH
 from kvtape.backends.llama.core import SessionCore
 from kvtape.backends.llama.mass import mass_of
-from kvtape.backends.llama.states import SavedBlock, SavedState
 from kvtape.backends.protocol import AttentionMass, Choose, Computed, DecodeRun, KvRows, Logits, Witness
+from kvtape.backends.saved_states import SavedBlock, SavedState
 from kvtape.backends.token_ids import check_token, check_tokens
 from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet

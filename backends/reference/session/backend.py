@@ -19,7 +19,7 @@ from kvtape.backends.mass_ledger import MassLedger
 from kvtape.backends.protocol import AttentionMass, Choose, Computed, DecodeRun, Logits, Witness
 from kvtape.backends.reference.session.core import SessionCore
 from kvtape.backends.reference.session.mass import HeadSums, count
-from kvtape.backends.reference.session.saved import SavedBlock, SavedState
+from kvtape.backends.saved_states import SavedBlock, SavedState
 from kvtape.backends.token_ids import check_token, check_tokens
 from kvtape.planner.layout import Layout, cut, next_cache_position
 from kvtape.planner.ranges import RangeSet
