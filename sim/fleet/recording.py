@@ -16,34 +16,19 @@ from kvtape.sim.blocks.block_trace import Requests
 from kvtape.sim.fleet.serving import UNSERVED, Served
 from kvtape.traces.importers.events import EventMaker
 from kvtape.traces.importers.protocol import Request
-from kvtape.traces.importers.writing import Batch, arrow_rows, write_new_log
+from kvtape.traces.importers.writing import Batch, record_batches, write_new_log
 
 __all__ = ["write_fleet_log"]
-
-_BATCH_EVENTS = 122_880
-"""A row group of DuckDB."""
 
 
 def write_fleet_log(log: Path, run: RunRow, requests: Requests, served: Served) -> None:
     """A new, sealed log. Raises LogExists, LogWriteFailed; there is then none."""
-    write_new_log(
-        log, run, lambda key: _batches(EventMaker(run.run_id, "modelled", 0, key, content=False), requests, served)
-    )
 
+    def batches(key: bytes) -> Iterator[Batch]:
+        maker = EventMaker(run.run_id, "modelled", 0, key, content=False)
+        return record_batches(((r, f"r{r.line:08}") for r in _records(requests, served)), maker)
 
-def _batches(maker: EventMaker, requests: Requests, served: Served) -> Iterator[Batch]:
-    for number, request in enumerate(_records(requests, served)):
-        maker.add(request, f"r{number:08}")
-        if len(maker.events) >= _BATCH_EVENTS:
-            yield _taken(maker)
-    for _ in maker.closing():
-        if len(maker.events) >= _BATCH_EVENTS:
-            yield _taken(maker)
-    yield _taken(maker)
-
-
-def _taken(maker: EventMaker) -> Batch:
-    return {name: arrow_rows(name, maker.run_id, rows) for name, rows in maker.take().items() if rows}
+    write_new_log(log, run, batches)
 
 
 def _records(requests: Requests, served: Served) -> Iterator[Request]:

@@ -20,12 +20,10 @@ from kvtape.traces.importers.protocol import Asked, Record
 from kvtape.traces.importers.reading import Trace, read_trace
 from kvtape.traces.importers.registry import AUTO, LOG_LINES
 from kvtape.traces.importers.source import Source
-from kvtape.traces.importers.writing import Batch, arrow_rows, write_new_log
+from kvtape.traces.importers.writing import Batch, record_batches, write_new_log
 
 __all__ = ["ImportResult", "import_trace"]
 
-_BATCH_EVENTS = 122_880
-"""A row group of DuckDB."""
 _DAY_NS = 86_400 * 10**9
 _LONG_NS, _SHORT_NS = 62 * _DAY_NS, 1_000_000
 
@@ -73,7 +71,7 @@ def import_trace(
 
     def batches(key: bytes) -> Iterator[Batch]:
         maker = EventMaker(run.run_id, trace.reader.name, zero, key, content=content)
-        for batch in _batches(trace.records, maker):
+        for batch in record_batches(_drained(trace.records), maker):
             counts["events"] += batch["events"].num_rows if "events" in batch else 0
             yield batch
         counts["sessions"] = maker.n_sessions
@@ -107,22 +105,11 @@ def _restored(files: Sequence[str | Path], first: Source | None, log: Path, form
     return ImportResult(LOG_LINES, made.rows, made.sessions, made.events, 0, 0, made.span_ns, [])
 
 
-def _batches(records: list[tuple[Record, str]], maker: EventMaker) -> Iterator[Batch]:
-    """Takes the records out of the list, so that what is written is held no longer."""
+def _drained(records: list[tuple[Record, str]]) -> Iterator[tuple[Record, str]]:
+    """In their order, taken out of the list, so that what is written is held no longer."""
     records.reverse()
     while records:
-        maker.add(*records.pop())
-        if len(maker.events) >= _BATCH_EVENTS:
-            yield _taken(maker)
-    for _ in maker.closing():
-        if len(maker.events) >= _BATCH_EVENTS:
-            yield _taken(maker)
-    if len(maker.events):
-        yield _taken(maker)
-
-
-def _taken(maker: EventMaker) -> Batch:
-    return {name: arrow_rows(name, maker.run_id, rows) for name, rows in maker.take().items() if rows}
+        yield records.pop()
 
 
 def _check_span(trace: Trace, span: int, notes: Notes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,8 @@ from kvtape.traces.database import build_file, fsync_file, give_name, one_line, 
 from kvtape.traces.errors import LogExists, LogWriteFailed
 from kvtape.traces.folder import register
 from kvtape.traces.group import Group, group_batches
-from kvtape.traces.importers.columns import Columns
+from kvtape.traces.importers.events import EventMaker
+from kvtape.traces.importers.protocol import Record
 from kvtape.traces.keys import load_or_create_key
 from kvtape.traces.leftovers import claimed
 from kvtape.traces.schema import RUNS, TABLES
@@ -26,10 +27,13 @@ from kvtape.traces.seal import check_copy
 from kvtape.traces.sidecar import Head, file_digest, fsync_dir, head_path, read_head, write_head
 from kvtape.traces.writer import new_meta
 
-__all__ = ["Batch", "arrow_rows", "new_log", "write_new_log"]
+__all__ = ["Batch", "new_log", "record_batches", "write_new_log"]
 
 Batch = Mapping[str, pa.Table]
 """Rows of one batch, by table."""
+
+_BATCH_EVENTS = 122_880
+"""A row group of DuckDB."""
 
 _INGESTING: dict[str, str | bool | int | float | list[str]] = {"threads": "1", "write_buffer_row_group_count": "1"}
 """Row groups go to the file one by one; DuckDB would hold five of every table."""
@@ -112,6 +116,19 @@ def _is_named(fresh: Path, log: Path) -> bool:
     return log.exists() and (not fresh.exists() or fresh.samefile(log))
 
 
-def arrow_rows(name: str, run_id: str, rows: Columns) -> pa.Table:
-    """Rows of one run as the Arrow table of table `name`."""
-    return rows.to_arrow(TABLES[name], {"run_id": run_id, "schema_version": SCHEMA_VERSION})
+def record_batches(records: Iterable[tuple[Record, str]], maker: EventMaker) -> Iterator[Batch]:
+    """What `maker` makes of records, each with the id of its session, and of the sessions' ends; no batch is empty."""
+    for record, session_id in records:
+        maker.add(record, session_id)
+        if len(maker.events) >= _BATCH_EVENTS:
+            yield _taken(maker)
+    for _ in maker.closing():
+        if len(maker.events) >= _BATCH_EVENTS:
+            yield _taken(maker)
+    if len(maker.events):
+        yield _taken(maker)
+
+
+def _taken(maker: EventMaker) -> Batch:
+    always = {"run_id": maker.run_id, "schema_version": SCHEMA_VERSION}
+    return {name: rows.to_arrow(TABLES[name], always) for name, rows in maker.take().items() if rows}

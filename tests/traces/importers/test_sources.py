@@ -127,13 +127,12 @@ def test_a_log_is_never_written_over(tmp_path: Path) -> None:
     assert log.read_bytes() == before
 
 
-@pytest.mark.parametrize("at", ["arrow_rows", "check_copy", "_name"])
+@pytest.mark.parametrize("at", ["_taken", "check_copy", "_name"])
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    module = writing if at != "arrow_rows" else sys.modules["kvtape.traces.importers.importing"]
-    monkeypatch.setattr(module, at, full)
+    monkeypatch.setattr(writing, at, full)
     file = written(tmp_path, MOONCAKE, "a")
     with pytest.raises(LogWriteFailed, match="nothing was imported"):
         import_trace([file], tmp_path / "log.duckdb", kvtape_version="0")
@@ -141,7 +140,7 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, at: str, monkeyp
 
 
 def test_batches_join_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtape.traces.importers.importing._BATCH_EVENTS", 5)
+    monkeypatch.setattr("kvtape.traces.importers.writing._BATCH_EVENTS", 5)
     with imported(tmp_path, MOONCAKE * 7) as log:
         assert column(log, "SELECT count(*) FROM events GROUP BY batch ORDER BY batch") == [6, 6, 6, 5, 5]
         for session in log.sessions():
