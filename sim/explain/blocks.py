@@ -15,9 +15,9 @@ from kvtape.planner.events import Event, Op
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.rows import BlockRow
 
-__all__ = ["RecordedBlocks"]
+__all__ = ["FILLS", "RecordedBlocks"]
 
-_FILLS = frozenset({Op.TRUNCATE, Op.TRIM, Op.ADMIT, Op.SHIFT, Op.RECOMPUTE})
+FILLS = frozenset({Op.TRUNCATE, Op.TRIM, Op.ADMIT, Op.SHIFT, Op.RECOMPUTE})
 """What a prompt does before its reused blocks count as used: it cuts, and fills holes."""
 
 
@@ -40,7 +40,7 @@ class RecordedBlocks:
 
     def apply(self, event: Event, resident: RangeSet) -> None:
         """One event more. `resident`: the resident ranges before it."""
-        if event.op not in _FILLS:
+        if event.op not in FILLS:
             self._settle_reuse(event.op in (Op.REFUSE, Op.FATAL) and self._has_holes(resident))
         start, stop, op = event.start or 0, event.stop or 0, event.op
         if op == Op.PROMPT and event.reason != "suffix":

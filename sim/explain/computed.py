@@ -43,16 +43,19 @@ def plan_behind(events: Sequence[Event], at: int) -> int | None:
     event = events[at]
     if event.op == Op.PLAN:
         return event.seq
-    planned = (event.reason or "").startswith("plan:")
-    if event.op in (Op.EVICT, Op.SHIFT, Op.TRIM) and not planned and event.op != Op.TRIM:
+    if event.op in (Op.EVICT, Op.SHIFT) and not _planned(event):
         return None
     stops = (Op.PROMPT, Op.GENERATE, Op.PREFILL, Op.DECODE, Op.RESTORE, Op.SNAPSHOT, Op.OPEN, Op.ADMIT, Op.RECOMPUTE)
     for before in reversed(events[:at]):
         if before.op == Op.PLAN:
             return before.seq
-        if before.op in stops or (before.op == Op.EVICT and not (before.reason or "").startswith("plan:")):
+        if before.op in stops or (before.op == Op.EVICT and not _planned(before)):
             return None
     return None
+
+
+def _planned(event: Event) -> bool:
+    return (event.reason or "").startswith("plan:")
 
 
 def span_of(event: Event) -> RangeSet:

@@ -8,13 +8,12 @@ from typing import Literal
 from kvtape.planner.events import Event, Op
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency import ResidencyState, apply
+from kvtape.sim.explain.blocks import FILLS
 from kvtape.sim.explain.moment import RecordedSession
 
 __all__ = ["Outcome", "hindsight"]
 
 What = Literal["admitted", "recomputed", "restored", "prefilled_again", "forgotten", "off_the_tape", "never_asked"]
-
-_FILLS = frozenset({Op.TRUNCATE, Op.TRIM, Op.ADMIT, Op.SHIFT, Op.RECOMPUTE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class _Watch:
 
     def _settle(self, event: Event) -> None:
         """Once a prompt's holes are filled, what it has and is still not there is forgotten."""
-        if self._asked is None or event.op in _FILLS:
+        if self._asked is None or event.op in FILLS:
             return
         (reused, seq), self._asked = self._asked, None
         missing = self.left & RangeSet([(0, reused)])
