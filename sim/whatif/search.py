@@ -40,6 +40,11 @@ class Wish:
     goal: Goal
     conditions: tuple[Condition, ...]
 
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What is asked for, by name."""
+        return self.goal.name, *(c.name for c in self.conditions)
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -117,7 +122,7 @@ def search(
 def _check_attention(scripts: Sequence[Script], wish: Wish) -> None:
     """No simulation gives the attention of a log that has none: said before the first, not behind the last."""
     lacking = next((s for s in scripts if s.attention is None), None)
-    for name in (wish.goal.name, *(c.name for c in wish.conditions)):
+    for name in wish.figures:
         if name in MASS_FIGURES and lacking is not None:
             raise NoAttention(f"{name} cannot be asked for; attention is not known: {lacking.no_attention}")
 
@@ -145,7 +150,7 @@ def _found(
     there = [p for p in points if p.row["error"] is None]
     if not there:
         raise SimulationError(f"no point can be simulated; the first says: {points[0].row['error']}")
-    for name in (wish.goal.name, *(c.name for c in wish.conditions)):
+    for name in wish.figures:
         if all(p.row[name] is None for p in there):
             raise SimulationError(
                 f"no point has a figure {name}; one about attention mass needs a log of kvtape record --score-all"
