@@ -57,26 +57,27 @@ class Books:
 
     def cache_start_of(self, start: int, stop: int) -> int:
         """Cache position of tape position `start`; `[start, stop)` must be one run in tape and cache."""
-        home = next((s for s in self.layout if s.tape_start <= start and stop <= s.tape_stop), None)
-        if home is None or not start < stop:
+        at = lay.run_start(self.layout, start, stop)
+        if at is None:
             raise InputRejected(f"[{start}, {stop}) is not one run of resident rows")
-        return home.cache_start + start - home.tape_start
+        return at
 
-    def place_behind(self, tape_start: int) -> int:
+    def place_of(self, tape_start: int) -> int:
         """Cache position at which a token of `tape_start` stands or, when it is not here, would be computed.
 
-        Never before a row that comes earlier in the tape. Raises UnsupportedOperation when there is a hole right
-        before it.
+        Never before a row that comes earlier in the tape.
         """
-        end = lay.next_cache_position(lay.cut(self.layout, tape_start))
-        home = next((s for s in self.layout if s.tape_start <= tape_start < s.tape_stop), None)
-        if home is None:
-            return end
-        place = home.cache_start + tape_start - home.tape_start
-        if end < place and end > 0:
+        end = self._end_before(tape_start)
+        at = lay.run_start(self.layout, tape_start, tape_start + 1)
+        return end if at is None else max(end, at)
+
+    def place_behind(self, tape_start: int) -> int:
+        """The same. Raises UnsupportedOperation when there is a hole right before it."""
+        end, place = self._end_before(tape_start), self.place_of(tape_start)
+        if 0 < end < place:
             why = f"no row stands before cache position {place}, that of tape position {tape_start}"
             raise UnsupportedOperation("score", f"{why}; begin further left, or close the hole")
-        return max(end, place)
+        return place
 
     def append(self, tokens: Sequence[int], tape_start: int, cache_start: int) -> Books:
         """With these rows too; they may stand anywhere that is free in the tape and in the cache."""
@@ -129,3 +130,7 @@ class Books:
             books = books.append(tokens[at : at + len(r)], r.start, at)
             at += len(r)
         return books
+
+    def _end_before(self, tape_start: int) -> int:
+        """One past the last cache position of the rows that come before `tape_start`."""
+        return lay.next_cache_position(lay.cut(self.layout, tape_start))

@@ -21,7 +21,7 @@ from kvtape.backends.reference.session.core import SessionCore
 from kvtape.backends.reference.session.mass import HeadSums, count
 from kvtape.backends.saved_states import SavedBlock, SavedState
 from kvtape.backends.token_ids import check_token, check_tokens
-from kvtape.planner.layout import Layout, cut, next_cache_position
+from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet
 
 __all__ = ["ReferenceBackend"]
@@ -195,7 +195,7 @@ class ReferenceBackend(SessionCore):
                 raise ContextOverflow(before.n_rows + len(ids), self.n_ctx, "the scored tokens do not fit")
             sums = HeadSums(shape.n_head, shape.n_head_kv, chosen)
             self._raise_if_cancelled()
-            self._surgery.probe(ids, _place(self._books.layout, tape_start), before.cache_positions(), sums)
+            self._surgery.probe(ids, self._books.place_of(tape_start), before.cache_positions(), sums)
             ledger = MassLedger(chosen)
             count(ledger, sums, before, len(ids))
             return ledger.mass(before.tape_positions())
@@ -230,10 +230,3 @@ class ReferenceBackend(SessionCore):
     def kv_bytes(self) -> dict[str, int]:
         self._require_usable()
         return {"resident": self._rows.resident_bytes, "allocated": self._rows.allocated_bytes}
-
-
-def _place(layout: Layout, tape_start: int) -> int:
-    """Cache position of a query at `tape_start`: never before a row that comes earlier in the tape."""
-    home = next((s for s in layout if s.tape_start <= tape_start < s.tape_stop), None)
-    behind = next_cache_position(cut(layout, tape_start))
-    return behind if home is None else max(behind, home.cache_start + tape_start - home.tape_start)
