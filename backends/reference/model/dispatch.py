@@ -6,6 +6,7 @@ engines can only differ in what they keep.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -47,14 +48,22 @@ class LayerRows(Protocol):
         """
 
 
-def advance(weights: Weights, router: FfnRouter, x: Floats, positions: Positions, rows: LayerRows) -> Floats:
+def advance(
+    weights: Weights,
+    router: FfnRouter,
+    x: Floats,
+    positions: Positions,
+    rows: LayerRows,
+    observer: Callable[[int], Observe | None] | None = None,
+) -> Floats:
     """Residual rows `[n, n_embd]` behind the last layer, of embedded rows `x` at ascending `positions`.
 
-    Raises whatever the router or `rows` raises; which layers have taken the new rows in is then for `rows` to know.
+    `observer` is asked for each layer who looks at its attention. Raises whatever the router or `rows` raises; which
+    layers have taken the new rows in is then for `rows` to know.
     """
     with one_blas_thread():
         for layer in range(weights.architecture.n_layer):
-            x = layer_step(weights, router, layer, x, positions, rows)
+            x = layer_step(weights, router, layer, x, positions, rows, observer(layer) if observer else None)
     return x
 
 

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from kvtape.backends.protocol import KvRows
 from kvtape.backends.reference.errors import BackendFailure
-from kvtape.backends.reference.model.blas import Floats, one_blas_thread
-from kvtape.backends.reference.model.dispatch import LayerRows, layer_step
+from kvtape.backends.reference.model.blas import Floats
+from kvtape.backends.reference.model.dispatch import LayerRows, advance
 from kvtape.backends.reference.model.ffn import FfnRouter
 from kvtape.backends.reference.model.steps import embed
 from kvtape.backends.reference.model.tokens import Ids
@@ -79,9 +79,4 @@ def run_layers(
 ) -> Floats:
     """All rows `[n, n_embd]` of `ids` at cache positions from `at` on, attending to what `rows` shows them."""
     positions = np.arange(at, at + len(ids), dtype=np.int64)
-    x = embed(weights, ids)
-    with one_blas_thread():
-        for layer in range(weights.architecture.n_layer):
-            observe = sums.observer(layer) if sums is not None else None
-            x = layer_step(weights, router, layer, x, positions, rows, observe)
-    return x
+    return advance(weights, router, embed(weights, ids), positions, rows, sums.observer if sums is not None else None)

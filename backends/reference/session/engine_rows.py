@@ -92,22 +92,17 @@ class EngineRows:
 
     def witness(self, positions: Positions) -> tuple[Positions, KvRows]:
         """Row by row as attention would read it. Raises UnsupportedOperation where the engine has no such row."""
-        arch = self._weights.architecture
-        shape = arch.shape
-        keys = [
-            np.zeros((len(positions), shape.n_head_kv * shape.head_dim_k), self._weights.dtype)
-            for _ in range(arch.n_layer)
-        ]
-        values = [
-            np.zeros((len(positions), shape.n_head_kv * shape.head_dim_v), self._weights.dtype)
-            for _ in range(arch.n_layer)
-        ]
-        for layer in range(arch.n_layer):
+        shape = self._weights.architecture.shape
+        keys, values = (
+            np.zeros((shape.n_layer, len(positions), shape.n_head_kv * width), self._weights.dtype)
+            for width in (shape.head_dim_k, shape.head_dim_v)
+        )
+        for layer in range(shape.n_layer):
             for i, position in enumerate(positions.tolist()):
                 row = self._engine.read_kv_row(layer, position)
                 if row is None:
                     raise UnsupportedOperation("witness", f"{self._choice.spec} holds no row at position {position}")
-                keys[layer][i], values[layer][i] = row[0].ravel(), row[1].ravel()
+                keys[layer, i], values[layer, i] = row[0].ravel(), row[1].ravel()
         return positions.copy(), KvRows(tuple(keys), tuple(values))
 
     def save(self) -> bytes:
