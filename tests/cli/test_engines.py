@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ from kvtape.backends.reference.engines.engine import Contract
 from kvtape.backends.reference.engines.registry import engine_entries, engine_names, make_engine, parse_engine
 from kvtape.backends.reference.model.cached_loop import generate_cached
 from kvtape.backends.reference.model.weights import Weights
-from kvtape.backends.reference.remote.server import FfnServer
 from kvtape.capacity.model import read_model
 from kvtape.cli import run_engine
 from kvtape.cli.engine_choice import VARIABLE, chosen_engine
 from support.command import Ran, kvtape
+from support.ffn_host import served
 from support.llama_tiny import engine as tiny_engine
 from support.llama_tiny import model_file
 from support.reference import SHAPES
@@ -149,14 +148,8 @@ def test_run_on_packed_weights_and_at_a_server() -> None:
     assert packed["tokens"] == plain["tokens"]
     assert (plain["path"], plain["tiles_unpacked"], packed["path"]) == ("plain", 0, "resident")
     assert packed["tiles_unpacked"] > 0
-    with FfnServer(Weights(path), port=0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            remote = _run(path, "--ffn", server.url)
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(Weights(path)) as server:
+        remote = _run(path, "--ffn", server.url)
     assert (remote["tokens"], remote["router"]) == (plain["tokens"], f"remote {server.url}")
     assert remote["digest"] != plain["digest"]
 

@@ -1,4 +1,4 @@
-"""`kvtape ffn-server` as a process that tests kill, and a socket that answers whatever a test wants."""
+"""`kvtape ffn-server` as a process that tests kill or as a thread, and a socket that answers whatever a test wants."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-__all__ = ["FfnHost", "scripted_answers", "serving"]
+from kvtape.backends.reference.model.weights import Weights
+from kvtape.backends.reference.remote.server import FfnServer
+
+__all__ = ["FfnHost", "scripted_answers", "served", "serving"]
 
 
 class FfnHost:
@@ -61,6 +65,19 @@ def serving(model: Path) -> Iterator[FfnHost]:
         yield host
     finally:
         host.kill()
+
+
+@contextmanager
+def served(model: Weights, **options: Any) -> Iterator[FfnServer]:
+    """A server in a thread of this process, with `options` of `FfnServer`."""
+    with FfnServer(model, **options) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @contextmanager

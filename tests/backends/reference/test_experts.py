@@ -6,7 +6,6 @@ That the whole forward is llama.cpp's is in test_forward, with every other kind 
 from __future__ import annotations
 
 import dataclasses
-import threading
 from pathlib import Path
 
 import gguf
@@ -23,7 +22,7 @@ from kvtape.backends.reference.model.linear import Projection
 from kvtape.backends.reference.model.matrix import Matrix
 from kvtape.backends.reference.model.weights import Weights
 from kvtape.backends.reference.remote.ffn_remote import RemoteFfn
-from kvtape.backends.reference.remote.server import FfnServer
+from support.ffn_host import served
 from support.llama_tiny import model_file
 from support.reference import SHAPES, kv_engine, play, text, weights
 from support.rewritten_gguf import rewrite_gguf
@@ -102,16 +101,12 @@ def test_experts_at_a_server_are_local_ones_to_the_bit(shape: str) -> None:
     """The same router protocol, and the same engines: nobody but the feed-forward knows of experts."""
     model, prompt = weights(shape), text(30)
     local = play("standard", model, prompt, 4)
-    with FfnServer(model) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with served(model) as server:
         engine, remote = kv_engine("standard"), RemoteFfn(server.url, model)
         hidden = [engine.prefill(model, remote, prompt)]
         for i, token in enumerate(local.tokens):
             hidden.append(engine.decode_step(model, remote if i % 2 else LocalFfn(model), token))
         remote.close()
-        server.shutdown()
-        thread.join()
     np.testing.assert_array_equal(np.concatenate(hidden), local.hidden)
 
 

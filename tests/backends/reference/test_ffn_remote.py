@@ -9,8 +9,6 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +26,7 @@ from kvtape.backends.reference.remote.frames import HEADER_BYTES, MAX_ROWS, FfnF
 from kvtape.backends.reference.remote.http_calls import Retry
 from kvtape.backends.reference.remote.server import FfnServer
 from support.command import kvtape_process
-from support.ffn_host import FfnHost, scripted_answers, serving
+from support.ffn_host import FfnHost, scripted_answers, served, serving
 from support.llama_tiny import model_file
 from support.reference import SHAPES, kv_engine, play, text, weights
 
@@ -44,18 +42,6 @@ def _silent(seconds: float) -> None:
 def host() -> Iterator[FfnHost]:
     with serving(model_file(**SHAPES["llama"])) as host:
         yield host
-
-
-@contextmanager
-def _served(model: Weights, **options: Any) -> Iterator[FfnServer]:
-    with FfnServer(model, **options) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize("spec", ENGINES)
@@ -173,7 +159,7 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
 def test_a_connection_is_kept_and_no_call_waits() -> None:
     """One connection for all calls, and no attempt beside the first."""
     model, waited, opened = weights("llama"), [], []
-    with _served(model) as server:
+    with served(model) as server:
         answer = server.process_request
         server.process_request = lambda *place: (opened.append(place), answer(*place))[1]  # type: ignore[method-assign]
         remote = RemoteFfn(server.url, model, sleep=waited.append)
@@ -186,7 +172,7 @@ def test_a_connection_is_kept_and_no_call_waits() -> None:
 def test_many_rows_are_sent_in_frames() -> None:
     model = weights("llama")
     rows = np.random.default_rng(0).standard_normal((MAX_ROWS + 5, 64)).astype(np.float32)
-    with _served(model) as server:
+    with served(model) as server:
         got = RemoteFfn(server.url, model).feed(0, rows)
     np.testing.assert_array_equal(got, LocalFfn(model).feed(0, rows))
 
@@ -289,7 +275,7 @@ def test_the_server_takes_only_what_it_can_use(host: FfnHost) -> None:
 def test_connections_are_bounded_and_silent_ones_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtape.backends.reference.remote.server._MAX_CONNECTIONS", 1)
     model, rows = weights("llama"), np.ones((1, 64), np.float32)
-    with _served(model, silent_s=0.2) as server:
+    with served(model, silent_s=0.2) as server:
         with socket.create_connection(server.server_address[:2]) as silent:  # type: ignore[arg-type]
             with pytest.raises(BackendUnavailable, match=r"busy|reset"):
                 RemoteFfn(server.url, model, Retry(attempts=2), sleep=_silent).feed(0, rows)
@@ -311,7 +297,7 @@ def test_the_other_loopback() -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("this machine has no ::1")
-    with _served(model, host="::1") as server:
+    with served(model, host="::1") as server:
         assert server.url.startswith("http://[::1]:")
         np.testing.assert_array_equal(RemoteFfn(server.url, model).feed(0, rows), LocalFfn(model).feed(0, rows))
 

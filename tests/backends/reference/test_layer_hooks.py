@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import threading
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from kvtape.backends.reference.model.blas import Floats
 from kvtape.backends.reference.model.ffn import LocalFfn
 from kvtape.backends.reference.model.forward import LayerHooks, forward
 from kvtape.backends.reference.remote.ffn_remote import RemoteFfn
-from kvtape.backends.reference.remote.server import FfnServer
+from support.ffn_host import served
 from support.reference import kv_engine, text, weights
 from support.repository import ROOT
 
@@ -60,15 +59,11 @@ def test_hooks_see_what_an_engine_computes(shape: str, place: str) -> None:
         before=lambda _, x: inputs.append(x),
         rows=lambda _, new: rows.append((new.keys, new.values)),
     )
-    with FfnServer(model) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with served(model) as server:
         router = RemoteFfn(server.url, model) if place == "remote" else None
         last = forward(model, tokens, router=router, hooks=hooks)[-1:]
         if router:
             router.close()
-        server.shutdown()
-        thread.join()
     np.testing.assert_array_equal(last, hidden)
     np.testing.assert_array_equal(np.stack(inputs), state.h)
     np.testing.assert_array_equal(np.stack([keys for keys, _ in rows]), state.keys)

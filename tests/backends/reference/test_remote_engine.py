@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -30,8 +28,8 @@ from kvtape.backends.reference.remote import session_host
 from kvtape.backends.reference.remote.ffn_remote import RemoteFfn
 from kvtape.backends.reference.remote.http_calls import Retry
 from kvtape.backends.reference.remote.remote_engine import RemoteEngine
-from kvtape.backends.reference.remote.server import SESSION_TYPE, FfnServer
-from support.ffn_host import FfnHost, serving
+from kvtape.backends.reference.remote.server import SESSION_TYPE
+from support.ffn_host import FfnHost, served, serving
 from support.llama_tiny import model_file
 from support.reference import SHAPES, kv_engine, play, text, weights
 
@@ -42,18 +40,6 @@ QUICK = Retry(attempts=2, timeout_s=20.0, wait_s=0.01)
 def host() -> Iterator[FfnHost]:
     with serving(model_file(**SHAPES["llama"])) as host:
         yield host
-
-
-@contextmanager
-def _served() -> Iterator[FfnServer]:
-    with FfnServer(weights("llama")) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def _remote(url: str, spec: str = "standard") -> tuple[RemoteEngine, RemoteFfn]:
@@ -102,7 +88,7 @@ def test_the_harness_takes_a_remote_session(host: FfnHost) -> None:
 def test_steps_whose_answer_was_lost_are_computed_once(plan: list[str], spec: str) -> None:
     """The answer goes missing after the server computed it; the identical token is tried again."""
     model, prompt = weights("llama"), text(10)
-    with _served() as server:
+    with served(weights("llama")) as server:
         undisturbed = kv_engine(spec)
         undisturbed.prefill(model, LocalFfn(model), prompt)
         engine, ffn = _remote(server.url, spec)
@@ -124,7 +110,7 @@ def test_a_prompt_whose_answer_was_lost_leaves_the_session_before_it(monkeypatch
     """Also where both prompts are of one length, and the server would not see the difference. One session stays."""
     model, prompt = weights("llama"), text(10)
     want = play("standard", model, prompt, 1)
-    with _served() as server:
+    with served(weights("llama")) as server:
         engine, ffn = _remote(server.url)
         engine.prefill(model, ffn, prompt)
         real = engine._asked
@@ -167,7 +153,7 @@ def test_a_server_that_was_killed_took_the_rows_with_it() -> None:
 def test_the_session_that_was_silent_longest_makes_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_host, "MAX_SESSIONS", 2)
     model = weights("llama")
-    with _served() as server:
+    with served(weights("llama")) as server:
         (first, ffn), (second, _), (third, _) = (_remote(server.url) for _ in range(3))
         first.prefill(model, ffn, text(5))
         second.prefill(model, ffn, text(5))
@@ -220,15 +206,11 @@ def test_what_a_remote_session_must_not_be_given(host: FfnHost) -> None:
 def test_a_refusal_of_the_engine_there_is_the_same_refusal_here() -> None:
     shape = {"arch": "llama", "n_head": 3, "n_head_kv": 3, "head_dim": 16}
     model = Weights(model_file(**shape))
-    with FfnServer(model) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with served(model) as server:
         engine = RemoteEngine(server.url, parse_engine("tq4"), model)
         with pytest.raises(ExecutionRefused, match=r"^refused .unsupported.: turbo-quant: a key row has 48 components"):
             engine.prefill(model, RemoteFfn(server.url, model), text(3))
         engine._caller.close()
-        server.shutdown()
-        thread.join()
 
 
 EXCHANGES: list[tuple[str, str, bytes, int]] = [
