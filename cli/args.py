@@ -12,11 +12,13 @@ __all__ = [
     "AsJson",
     "BlockTokens",
     "Chunk",
+    "LogOrTrace",
     "LogPath",
     "ModelPath",
     "NewLog",
     "SessionId",
     "Threads",
+    "TraceFormat",
     "log_place",
 ]
 
@@ -46,4 +48,11 @@ Chunk = Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="Tokens 
 BlockTokens = Annotated[
     int | None,
     typer.Option("--block-tokens", metavar="N", min=1, help="Tokens of a block, where they are not the format's."),
+]
+LogOrTrace = Annotated[
+    str,
+    typer.Argument(metavar="LOG|FILE", help="A log, or a trace that kvtape import reads; - for a trace on stdin."),
+]
+TraceFormat = Annotated[
+    str, typer.Option("--format", metavar="NAME", help="Format of a trace: auto, or a name of docs/importing.md.")
 ]

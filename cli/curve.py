@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from kvtape.cli.args import AsJson, BlockTokens
+from kvtape.cli.args import AsJson, BlockTokens, LogOrTrace, TraceFormat
 
 if TYPE_CHECKING:
     from kvtape.cli.output import Section
@@ -21,10 +21,7 @@ _MOST_ROWS = 100
 
 
 def curve(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="LOG|FILE", help="A log, or a trace that kvtape import reads; - for a trace on stdin."),
-    ],
+    source: LogOrTrace,
     policy: Annotated[
         list[str] | None,
         typer.Option("--policy", metavar="NAME", help="fifo, lru, opt, ... or module:Class; repeatable."),
@@ -53,9 +50,7 @@ def curve(
         str | None,
         typer.Option("--in-flight", metavar="R", help="Whole requests, or block by block: held, none."),
     ] = None,
-    format_name: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="Format of a trace: auto, or a name of docs/importing.md.")
-    ] = "auto",
+    format_name: TraceFormat = "auto",
     block_tokens: BlockTokens = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="F.svg", help="Write the curves as a picture too.")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AsJson, BlockTokens
-from kvtape.cli.simulation import CostsPath, Pace, figure_rows
+from kvtape.cli.args import AsJson, BlockTokens, LogOrTrace, TraceFormat
+from kvtape.cli.simulation import CostsPath, Pace, figure_rows, rule_sections
 
 if TYPE_CHECKING:
     from kvtape.cli.output import Section
@@ -19,10 +19,7 @@ __all__ = ["fleet"]
 
 
 def fleet(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="LOG|FILE", help="A log, or a trace that kvtape import reads; - for a trace on stdin."),
-    ],
+    source: LogOrTrace,
     costs: CostsPath,
     pool_blocks: Annotated[
         int,
@@ -38,9 +35,7 @@ def fleet(
     ] = None,
     chunk: Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="Tokens in one prefill call.")] = 512,
     pace: Pace = 1.0,
-    format_name: Annotated[
-        str, typer.Option("--format", metavar="NAME", help="Format of a trace: auto, or a name of docs/importing.md.")
-    ] = "auto",
+    format_name: TraceFormat = "auto",
     block_tokens: BlockTokens = None,
     out: Annotated[
         Path | None, typer.Option("--log", metavar="OUT", help="Write what happened to each request to a new log.")
@@ -123,10 +118,5 @@ def _assumed(table: CostTable) -> list[str]:
 def _sections(body: dict[str, Any]) -> list[Section]:
     from kvtape.cli.output import Section
 
-    sections = [
-        Section("fleet", ("what", "value"), figure_rows(body["figures"])),
-        Section("rules", ("rule", "value"), [*body["rules"].items()]),
-    ]
-    if body["assumed"]:
-        sections.append(Section("assumed", ("what",), [(text,) for text in body["assumed"]]))
-    return sections
+    figures = Section("fleet", ("what", "value"), figure_rows(body["figures"]))
+    return [figures, *rule_sections(body["rules"].items(), body["assumed"])]

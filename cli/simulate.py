@@ -20,6 +20,7 @@ from kvtape.cli.simulation import (
     TrainedContext,
     figure_rows,
     machine,
+    rule_sections,
     workload,
 )
 
@@ -216,7 +217,4 @@ def _sections(found: Simulated) -> list[Section]:
             refused[turn.why] = refused.get(turn.why, 0) + 1
     if refused:
         sections.append(Section("what was not served, and why", ("turns", "why"), [(n, w) for w, n in refused.items()]))
-    sections.append(Section("rules", ("rule", "value"), list(found.rules.items())))
-    if found.assumed:
-        sections.append(Section("assumed", ("what",), [(text,) for text in found.assumed]))
-    return sections
+    return sections + rule_sections(found.rules.items(), found.assumed)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from kvtape.cli.output import Section
     from kvtape.sim.whatif.executors import Executor
     from kvtape.sim.whatif.rows import Draws
     from kvtape.sim.world.script import Script
@@ -33,6 +34,7 @@ __all__ = [
     "executor_of",
     "figure_rows",
     "machine",
+    "rule_sections",
     "workload",
 ]
 
@@ -161,6 +163,16 @@ def figure_rows(figures: Mapping[str, Any]) -> list[tuple[str, Any]]:
         else:
             rows.append((key.replace("_", " "), value))
     return rows
+
+
+def rule_sections(rules: Iterable[tuple[str, Any]], assumed: Sequence[str]) -> list[Section]:
+    """How a report for people ends: the rules it stands on, and what had to be assumed, if anything."""
+    from kvtape.cli.output import Section
+
+    sections = [Section("rules", ("rule", "value"), list(rules))]
+    if assumed:
+        sections.append(Section("assumed", ("what",), [(text,) for text in assumed]))
+    return sections
 
 
 def workload(log: Path, n_ctx_train: int | None) -> tuple[tuple[Script, ...], str, int | None]:

@@ -88,6 +88,7 @@ def _commands(scored: Scored, simulate: Sequence[str], backend: str) -> dict[str
 def tune_sections(body: dict[str, Any]) -> list[Section]:
     """The verdict, the best or nearest point with its commands, the trials, rules and what had to be assumed."""
     from kvtape.cli.output import Section
+    from kvtape.cli.simulation import rule_sections
 
     goal = body.get("minimize") or body["maximize"]
     shown = body["best"] or body["nearest"]
@@ -106,10 +107,7 @@ def tune_sections(body: dict[str, Any]) -> list[Section]:
         sections.append(Section("use it", (), [(command,) for command in body["commands"].values()]))
     sections.append(_trials(body, list(names)))
     searched = [(f"{len(body['trials'])} trials of {body['choices']} choices", body["method"])]
-    sections.append(Section("rules", ("rule", "value"), [*searched, *body["rules"].items()]))
-    if body["assumed"]:
-        sections.append(Section("assumed", ("what",), [(text,) for text in body["assumed"]]))
-    return sections
+    return sections + rule_sections([*searched, *body["rules"].items()], body["assumed"])
 
 
 def _trials(body: dict[str, Any], names: list[str]) -> Section:

@@ -25,6 +25,7 @@ from kvtape.cli.simulation import (
     draws_of,
     executor_of,
     machine,
+    rule_sections,
     workload,
 )
 
@@ -183,10 +184,7 @@ def whatif_sections(body: dict[str, Any]) -> list[Section]:
     sections = [Section("what if (* serves most turns, and nothing that does beats it in everything)", columns, rows)]
     if errors:
         sections.append(Section("cannot be", ("policy", "budget", "why"), errors))
-    sections.append(Section("rules", ("rule", "value"), list(body["rules"].items())))
-    if body["assumed"]:
-        sections.append(Section("assumed", ("what",), [(text,) for text in body["assumed"]]))
-    return sections
+    return sections + rule_sections(body["rules"].items(), body["assumed"])
 
 
 def _scaled(ns: int | None, power: int) -> float | None:
