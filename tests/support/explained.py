@@ -7,15 +7,12 @@ from collections.abc import Callable, Sequence
 
 from hypothesis import strategies as st
 
-from kvtape.backends.clock import ManualClock
 from kvtape.backends.errors import KvtapeError
-from kvtape.backends.protocol import SessionConfig
 from kvtape.backends.session import Session
 from kvtape.planner.blocks import PromptSegment
-from kvtape.planner.specs import parse_policy
 from kvtape.sim.explain.moment import RecordedSession
 from kvtape.testing.sink import ListSink
-from kvtape.testing.toy import open_toy
+from support.simulated import recorded_toy
 
 __all__ = ["PLAYS", "play_steps", "recorded", "session_of"]
 
@@ -64,15 +61,9 @@ def recorded(
     evict_by: str = "native",
 ) -> RecordedSession:
     """What `play` leaves behind."""
-    sink = ListSink()
-    options = {"scores": "on"} if scores else {}
-    config = SessionConfig(n_ctx=n_ctx, chunk=chunk, cold_budget_tokens=cold_tokens, options=options)
-    clock = ManualClock(1000)
-    with Session(
-        open_toy(config), parse_policy(policy), sink, clock, run_id="r", session_id="s", evict_by=evict_by
-    ) as session:
-        play(session)
-    return session_of(sink)
+    return session_of(
+        recorded_toy(play, policy, n_ctx=n_ctx, chunk=chunk, cold_tokens=cold_tokens, scores=scores, evict_by=evict_by)
+    )
 
 
 def play_steps(steps: Sequence[Step]) -> Callable[[Session], None]:

@@ -21,7 +21,7 @@ from kvtape.testing.toy import open_toy
 from support.attention_maps import map_of
 from support.logs import run_row
 
-__all__ = ["MemoryLog", "flat_costs", "recorded_toy", "scored_script"]
+__all__ = ["MemoryLog", "flat_costs", "play_two_turns", "recorded_toy", "scored_script"]
 
 
 @dataclass
@@ -79,6 +79,7 @@ def recorded_toy(
     clock: ManualClock | None = None,
     scores: bool = False,
     dense_every: int | None = None,
+    evict_by: str = "native",
 ) -> ListSink:
     """What `play` leaves behind on a toy. `dense_every`: dense attention beside it, so many queries at a time."""
     sink = ListSink()
@@ -88,7 +89,14 @@ def recorded_toy(
     wide = SessionConfig(n_ctx=1024, chunk=chunk, options={"scores": "on"})
     shadow = None if dense_every is None else Shadow(open_toy(wide), time, dense_every)
     session = Session(
-        open_toy(config), parse_policy(policy), sink, time, run_id="r", session_id=session_id, shadow=shadow
+        open_toy(config),
+        parse_policy(policy),
+        sink,
+        time,
+        run_id="r",
+        session_id=session_id,
+        evict_by=evict_by,
+        shadow=shadow,
     )
     with session:
         play(session)
