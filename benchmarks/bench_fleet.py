@@ -15,10 +15,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from subprocess import PIPE, run
 from typing import Any
 
-from bench_curve import GROWTH, MEMORY_BYTES, MILLION, report, write_trace
+from bench_curve import grown, report
 
 from kvtape.cli.recording import run_row
 from kvtape.sim.blocks.from_file import read_requests_file
@@ -29,6 +28,7 @@ from kvtape.sim.fleet.serving import Fleet, serve
 
 SPEC = "flops=1e14,bytes_per_s=1e12,params=8e9,weight_bytes=1.6e10,row_bytes=131072"
 POOL = 16_384
+PARTS = ("read", "serve", "log")
 
 
 def served(path: Path) -> dict[str, Any]:
@@ -41,20 +41,14 @@ def served(path: Path) -> dict[str, Any]:
     write_fleet_log(path.with_suffix(".duckdb"), run_row("simulation", {"bench": "fleet"}, {}, 0), requests, found)
     times.append(time.process_time())
     said = figures(requests, found)
-    spent = {f"{part}_s": b - a for part, a, b in zip(("read", "serve", "log"), times, times[1:], strict=False)}
+    spent = {f"{part}_s": b - a for part, a, b in zip(PARTS, times, times[1:], strict=False)}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"requests": said["requests"], "reused_share": said["reused_share"], "peak_bytes": peak, **spent}
 
 
 def growth(folder: Path, n: int) -> bool:
-    found = []
-    for requests in (n, 10 * n):
-        path = write_trace(folder / f"{requests}.jsonl", requests)
-        done = run([sys.executable, __file__, "--one", str(path)], check=True, stdout=PIPE)
-        found.append(json.loads(done.stdout))
-    short, long = (sum(one[f"{part}_s"] for part in ("read", "serve", "log")) for one in found)
-    ok = long <= GROWTH * short and (10 * n != MILLION or found[1]["peak_bytes"] < MEMORY_BYTES)
-    return report("fleet.growth", ok=ok, ratio=long / short, requests_per_s=round(10 * n / long), runs=found)
+    ok, (short, long), runs = grown(__file__, folder, n, PARTS)
+    return report("fleet.growth", ok=ok, ratio=long / short, requests_per_s=round(10 * n / long), runs=runs)
 
 
 def main() -> int:
