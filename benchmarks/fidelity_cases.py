@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from importlib.resources import files
 
 from kvtape.backends.protocol import Clock, Engine, SessionConfig
 from kvtape.backends.session import Session
+from kvtape.cli.engine_text import essay
 from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.specs import parse_policy
 from kvtape.testing.sink import ListSink
@@ -99,5 +99,4 @@ def _play(engine: Engine, session: Session, case: Case) -> None:
 
 
 def _paragraphs() -> list[str]:
-    essay = files("kvtape.cli").joinpath("text", "essay.txt").read_text(encoding="utf-8")
-    return [p.strip()[:900] for p in essay.split("\n\n") if len(p.strip()) > 80]
+    return [p.strip()[:900] for p in essay().split("\n\n") if len(p.strip()) > 80]

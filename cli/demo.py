@@ -133,12 +133,10 @@ def _record(log: Path, model: Path, threads: int) -> str:
 
 
 def _material(engine: Engine) -> Material:
-    from importlib.resources import files
-
     from kvtape.cli.demo_script import Material
+    from kvtape.cli.engine_text import essay
 
-    essay = files("kvtape.cli").joinpath("text", "essay.txt").read_text(encoding="utf-8")
-    return Material(essay=engine.tokenize(essay), question=engine.tokenize(QUESTION), meant=engine.tokenize(MEANT))
+    return Material(essay=engine.tokenize(essay()), question=engine.tokenize(QUESTION), meant=engine.tokenize(MEANT))
 
 
 def _sessions(engine: Engine, material: Material, recorder: Recorder, run_id: str, threads: int) -> tuple[int, ...]:
