@@ -9,7 +9,7 @@ from pathlib import Path
 from kvtape.cli.reference import reference
 
 DOCS = Path(__file__).parent
-ROOMS = ("planner", "capacity", "traces", "backends", "sim", "replay", "eval", "cli", "report", "testing")
+ROOMS = ("planner", "capacity", "traces", "backends", "sim", "replay", "eval", "serve", "cli", "report", "testing")
 BEGIN, END = "<!-- modules -->", "<!-- end of modules -->"
 CAPABILITIES = "<!-- capabilities -->", "<!-- end of capabilities -->"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["ROOMS", "ROOT", "copy_rooms", "module_name", "room_files", "tracked_files"]
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("backends", "capacity", "cli", "eval", "planner", "replay", "report", "sim", "testing", "traces")
+ROOMS = ("backends", "capacity", "cli", "eval", "planner", "replay", "report", "serve", "sim", "testing", "traces")
 
 
 @cache

@@ -1,0 +1,1 @@
+"""A server whose sessions are on tape, and a tape for processes that serve already."""
