@@ -17,7 +17,16 @@ from kvtape.backends.openvino.session import OpenVinoBackend
 from kvtape.backends.protocol import SessionConfig
 from support.tiny_gguf import write_tiny
 
-__all__ = ["MODELS", "assert_whole", "same_rows", "tiny_engine", "tiny_path", "tiny_session", "tokens"]
+__all__ = [
+    "MODELS",
+    "assert_whole",
+    "same_rows",
+    "scratch_folder",
+    "tiny_engine",
+    "tiny_path",
+    "tiny_session",
+    "tokens",
+]
 
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"arch": "llama"},
@@ -29,7 +38,8 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def _folder() -> Path:
+def scratch_folder() -> Path:
+    """A folder of this process, gone when it ends."""
     folder = tempfile.mkdtemp(prefix="kvtape-tiny-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
@@ -37,7 +47,7 @@ def _folder() -> Path:
 
 @functools.cache
 def tiny_path(name: str) -> Path:
-    return write_tiny(_folder() / f"{name}.gguf", **MODELS[name])
+    return write_tiny(scratch_folder() / f"{name}.gguf", **MODELS[name])
 
 
 @functools.cache
