@@ -72,6 +72,8 @@ class SessionConfig:
     cold_budget_tokens: int = 0
     cold_budget_bytes: int = 0
     """Of the exported blocks, beside the tokens; 0 for no bound of its own."""
+    uncertified: bool = False
+    """Open a precision that no passing row certifies (`backends.proofs`). The session says that it did."""
     options: dict[str, str] = field(default_factory=dict)
     """Engine options from the spec `NAME:key=value,...`; an unknown key is a UsageError that lists the known."""
 

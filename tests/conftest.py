@@ -1,13 +1,19 @@
 """What every test relies on."""
 
 import ctypes
+import os
 import signal
 import sys
+import tempfile
 
 # Before any test module imports openvino itself: the backend's package takes its reporter out first.
 from hypothesis import settings
 
 import kvtape.backends.openvino  # noqa: F401
+
+# No test reads or writes what the user has proven on this machine; processes that a test starts inherit it.
+_proofs = tempfile.TemporaryDirectory(prefix="kvtape-proofs-")
+os.environ["KVTAPE_PROOFS"] = f"{_proofs.name}/proofs.json"
 
 # How long one example takes says more about the machine than about the code; the timeout of a test still holds.
 settings.register_profile("kvtape", deadline=None)
