@@ -74,33 +74,26 @@ def chat_script(engine: Engine, messages: Sequence[Message], decode: int) -> Scr
 
     A message stands on the tape as plain transcript, `role: content`, so that any model can read it.
     """
-    from kvtape.planner.blocks import PromptSegment
+    from kvtape.backends.transcript import Transcript
 
-    def segment(kind: str, text: str) -> PromptSegment:
-        return PromptSegment(kind=kind, tokens=tuple(engine.tokenize(text)))
-
-    cue = segment("assistant_prompt", "assistant:")
-    blank = segment("assistant", "\n\n")
-    said = [segment(m.role, f"{m.role}: {m.content}\n\n") for m in messages]
+    empty = Transcript(engine.tokenize)
+    said = [empty.message(m.role, m.content) for m in messages]
 
     def play(session: Session) -> list[int]:
-        transcript: list[PromptSegment] = []
+        transcript = Transcript(engine.tokenize)
         answer: list[int] = []
         for i, (message, spoken) in enumerate(zip(messages, said, strict=True)):
-            transcript.append(spoken)
+            transcript.say(spoken)
             if message.role != "user":
                 continue
-            session.ensure_prefix([*transcript, cue])
+            session.ensure_prefix(transcript.offer())
             answer = list(session.decode(decode).tokens) if decode else []
-            if i + 1 < len(messages) and messages[i + 1].role == "assistant":
-                continue
-            transcript += (
-                [cue, PromptSegment(kind="assistant", tokens=tuple(answer)), blank] if answer else [cue, blank]
-            )
+            if i + 1 == len(messages) or messages[i + 1].role != "assistant":
+                transcript.answered(answer)
         return answer
 
     turns = sum(m.role == "user" for m in messages)
-    extra = len(cue.tokens or ()) + len(blank.tokens or ()) + decode
+    extra = len(empty.cue.tokens or ()) + len(empty.blank.tokens or ()) + decode
     prompt = tuple(token for segment in said for token in segment.tokens or ())
     return Script(len(prompt) + turns * extra, decode, prompt, play)
 

@@ -7,7 +7,7 @@ the number of cores too). Of the same thing the newest row counts, also where an
 
 from __future__ import annotations
 
-from kvtape.backends.proofs.check import precision_subject
+from kvtape.backends.proofs.knobs import precision_subject
 from kvtape.backends.proofs.machine import speed_class
 from kvtape.backends.proofs.rows import ProofRow
 from kvtape.backends.proofs.store import Proofs, open_proofs
