@@ -1,27 +1,25 @@
-"""The shape of a model and its fingerprint, read from a GGUF file.
+"""The shape of a model and its fingerprint, read from a GGUF file or from the folder of an OpenVINO model.
 
 `gguf` is imported where a file is read, so that importing this module stays cheap.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kvtape.capacity.errors import ModelFileError
 from kvtape.capacity.fingerprint import fingerprint
-from kvtape.capacity.geometry import KVGeometry
 from kvtape.capacity.gguf_file import array_length, open_gguf
+from kvtape.capacity.ir_files import ir_graph_file
+from kvtape.capacity.ir_model import read_ir_model
 from kvtape.capacity.layers import model_kv
 from kvtape.capacity.metadata import metadata_of
+from kvtape.capacity.shape import ModelShape, RopePairs
 from kvtape.capacity.source import weights_of_all_parts
 
 __all__ = ["ModelFileError", "ModelShape", "RopePairs", "read_model"]
-
-RopePairs = Literal["interleaved", "halves"]
-"""Which components RoPE rotates together: (0,1),(2,3).. or (i, i + n/2)."""
 
 # llama.cpp's rope type per architecture (llama_model_rope_type): NORM rotates neighbours, NEOX rotates halves.
 _INTERLEAVED = frozenset({"llama", "deepseek", "deepseek2", "mistral3", "minicpm", "granite"})
@@ -30,45 +28,17 @@ _INTERLEAVED = frozenset({"llama", "deepseek", "deepseek2", "mistral3", "minicpm
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Sizes of a decoder. Counts are of heads, layers, tokens; `rope_dims` of rotated components a head.
-
-    `fingerprint`: see `capacity.fingerprint`. `tensor_types`: their GGML names. `tokenizer`: gpt2, llama, ...;
-    `end_tokens` end a turn or a text. `geometry`: what its layers keep of a context. `weights_bytes`: of its tensors,
-    in all parts of a model in several files.
-    """
-
-    path: str
-    fingerprint: str
-    arch: str
-    n_layer: int
-    n_embd: int
-    n_head: int
-    n_head_kv: int
-    head_dim_k: int
-    head_dim_v: int
-    n_vocab: int
-    n_ctx_train: int
-    rms_eps: float
-    rope_base: float
-    rope_dims: int
-    rope_pairs: RopePairs
-    rope_scaling: str
-    sliding_window: int
-    qk_norm: bool
-    tensor_types: frozenset[str]
-    tokenizer: str
-    end_tokens: frozenset[int]
-    geometry: KVGeometry
-    weights_bytes: int
-
-
 def read_model(path: str | Path) -> ModelShape:
-    """Read a GGUF header (some 50 ms for a vocabulary of 49k; once per file and process). Raises ModelFileError."""
+    """Read a GGUF header (some 50 ms for a vocabulary of 49k; once per file and process), or an OpenVINO graph's.
+
+    Raises ModelFileError.
+    """
     file = Path(path)
+    if file.is_dir():
+        stat = ir_graph_file(file).stat()
+        return _read_ir(str(file), stat.st_size, stat.st_mtime_ns)
     if not file.is_file():
-        raise ModelFileError(f"{file}: no such model file; give the path of a GGUF")
+        raise ModelFileError(f"{file}: no such model file; give the path of a GGUF, or the folder of an OpenVINO model")
     stat = file.stat()
     return _read(str(file), stat.st_size, stat.st_mtime_ns)
 
@@ -82,6 +52,11 @@ def _read(path: str, size: int, mtime_ns: int) -> ModelShape:
         raise
     except (TypeError, ValueError) as err:  # a number that is a text or a list
         raise ModelFileError(f"{path}: damaged GGUF ({err}); copy or download it again") from None
+
+
+@lru_cache(maxsize=16)
+def _read_ir(path: str, size: int, mtime_ns: int) -> ModelShape:
+    return read_ir_model(Path(path))
 
 
 def _shape(file: Path, reader: Any) -> ModelShape:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from xml.etree.ElementTree import ParseError, iterparse
 
 from kvtape.capacity.errors import ModelFileError
 from kvtape.capacity.geometry import KVGeometry, LayerGroup, LayerKind
+from kvtape.capacity.ir_files import CONFIG, ir_graph_file, read_settings
 from kvtape.capacity.layers import ModelKV
 
 __all__ = ["openvino_model_kv"]
 
-_GRAPHS: Final = ("openvino_model.xml", "openvino_language_model.xml")
 _KEY = re.compile(r"key|cache_k|conv", re.IGNORECASE)
 _VALUE = re.compile(r"value|cache_v|ssm|recurrent|state", re.IGNORECASE)
 
@@ -29,9 +28,7 @@ def openvino_model_kv(folder: str | Path) -> ModelKV:
     ModelFileError for a folder without a graph, a graph without states, or states that cannot be told apart.
     """
     path = Path(folder)
-    graph = next((path / name for name in _GRAPHS if (path / name).is_file()), None)
-    if graph is None:
-        raise ModelFileError(f"{path}: no {_GRAPHS[0]} in this folder; give a GGUF, or the folder of an OpenVINO model")
+    graph = ir_graph_file(path)
     layers: dict[int, dict[str, tuple[bool, int, int]]] = defaultdict(dict)
     for name, shape in _variables(graph):
         layer, role = _place(graph, name)
@@ -41,10 +38,10 @@ def openvino_model_kv(folder: str | Path) -> ModelKV:
     if not layers:
         raise ModelFileError(f"{graph}: the graph has no states; export it as a stateful model")
     weights = graph.with_suffix(".bin")
-    config = _config(path / "config.json")
+    config = read_settings(path / CONFIG)
     return ModelKV(
         arch=str(config.get("model_type", "openvino")),
-        model_max=_whole(path / "config.json", config, "max_position_embeddings"),
+        model_max=_whole(path / CONFIG, config, "max_position_embeddings"),
         geometry=KVGeometry(tuple(_groups(layers))),
         notes=_notes(config),
         weights_bytes=weights.stat().st_size if weights.is_file() else 0,
@@ -97,19 +94,6 @@ def _groups(layers: dict[int, dict[str, tuple[bool, int, int]]]) -> list[LayerGr
         else:
             groups.append(LayerGroup(LayerKind.RECURRENT, count, k, v, type_k="f32", type_v="f32"))
     return groups
-
-
-def _config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as err:
-        raise ModelFileError(f"{path}: not JSON ({err}); copy the model's folder again") from None
-    if not isinstance(config, dict):
-        raise ModelFileError(f"{path}: not a map of settings; copy the model's folder again")
-    inner = config.get("text_config")
-    return {**config, **inner} if isinstance(inner, dict) else config
 
 
 def _whole(path: Path, config: dict[str, Any], key: str) -> int:
