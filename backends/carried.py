@@ -16,13 +16,13 @@ __all__ = ["carry", "cut", "take_back", "taken"]
 
 def carry(parts: Parts) -> None:
     """Before a snapshot: the engine's count so far becomes the session's."""
-    if parts.backend.capabilities.attention_scores:
+    if parts.capabilities.attention_scores:
         parts.carried = taken(parts)
 
 
 def take_back(parts: Parts, history: MassHistory, carried: AttentionMass | None) -> None:
     """After a restore: the account is the snapshot's, and what the engine counted since then is nobody's."""
-    if parts.backend.capabilities.attention_scores:
+    if parts.capabilities.attention_scores:
         parts.backend.take_mass()
     parts.history, parts.carried, parts.probed = history, carried, None
 

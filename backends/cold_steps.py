@@ -25,7 +25,7 @@ class Exported:
 def export(parts: Parts, wanted: RangeSet) -> dict[int, Exported]:
     """Copy the blocks of `wanted` out; a block that can never fit in the store is refused."""
     exported: dict[int, Exported] = {}
-    if parts.cold is None or not parts.backend.capabilities.cold_store:
+    if parts.cold is None or not parts.capabilities.cold_store:
         return exported
     for block in parts.catalog.resident(wanted):
         began = parts.now()

@@ -48,7 +48,7 @@ def explain(parts: Parts, fatal_message: str | None, closed: bool, last_restore:
         closed=closed,
         policy=parts.policy.canonical,
         n_ctx=parts.n_ctx,
-        capabilities=dataclasses.asdict(parts.backend.capabilities),
+        capabilities=dataclasses.asdict(parts.capabilities),
         ways=tuple(str(w) for w in parts.ways),
         prefix_length=state.prefix_length,
         tape_length=state.tape_length,

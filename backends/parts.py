@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from kvtape.backends.catalog import BlockCatalog
 from kvtape.backends.cold_store import ColdStore
 from kvtape.backends.errors import UnsupportedOperation
 from kvtape.backends.journal import Journal
+from kvtape.backends.proofs.knobs import BASE, Precision
 from kvtape.backends.protocol import AttentionMass, Backend, Logits
 from kvtape.planner.blocks import Block
+from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.events import Way
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency import ResidencyState
@@ -42,6 +44,7 @@ class Parts:
     history: MassHistory = field(default_factory=MassHistory)
     carried: AttentionMass | None = None
     probed: AttentionMass | None = None
+    precision: Precision = BASE
     shortest: int = 0
     """Tokens of the tape when it was shortest since a shadow last followed it."""
 
@@ -61,16 +64,27 @@ class Parts:
     @property
     def ways(self) -> tuple[Way, ...]:
         """The ways that may carry out an evict here, the cheapest first."""
-        ways = self.policy.ways(self.backend.capabilities, self.allow_recompute)
+        ways = self.policy.ways(self.capabilities, self.allow_recompute)
         return tuple(w for w in ways if w is Way.RECOMPUTE) if self.evict_by_recompute else ways
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """The backend's, less what its precision did not pass certification for."""
+        if not self.precision.withheld:
+            return self.backend.capabilities
+        return replace(self.backend.capabilities, **dict.fromkeys(self.precision.withheld, False))
+
+    def refusal(self, capability: str) -> str | None:
+        """Why a capability is false; None where it is true."""
+        return self.backend.refusal(capability) or self.precision.withheld.get(capability)
 
     def now(self) -> int:
         return self.journal.clock.now_ns()
 
     def require(self, operation: str, capability: str) -> None:
         """Raises UnsupportedOperation where the backend lacks the capability that the operation needs."""
-        if not getattr(self.backend.capabilities, capability):
-            raise UnsupportedOperation(operation, self.backend.refusal(capability) or f"no {capability}")
+        if not getattr(self.capabilities, capability):
+            raise UnsupportedOperation(operation, self.refusal(capability) or f"no {capability}")
 
     def tokens_of(self, ranges: RangeSet) -> list[int]:
         return [t for r in ranges for t in self.tape[r.start : r.stop]]
@@ -117,6 +131,6 @@ def session_row(parts: Parts, run_id: str, session_id: str, *, content: bool) ->
         threads=config.threads,
         cold_budget_tokens=config.cold_budget_tokens,
         cold_budget_bytes=config.cold_budget_bytes,
-        capabilities=json.dumps(asdict(backend.capabilities), sort_keys=True),
+        capabilities=json.dumps(asdict(parts.capabilities), sort_keys=True),
         content=content,
     )

@@ -107,7 +107,7 @@ def plan_reuse(parts: Parts, tokens: Sequence[int], need_logits: bool) -> Reuse:
     if parts.policy.hole == "forget":
         return Reuse(keep, (), reason)
     # Without surgery a hole in the middle has no place to be computed into: the reuse ends there.
-    can_refill = parts.backend.capabilities.recompute_range and parts.backend.capabilities.remove_middle
+    can_refill = parts.capabilities.recompute_range and parts.capabilities.remove_middle
     holes: list[Hole] = []
     free = parts.n_ctx - (parts.state.resident & RangeSet([(0, keep)])).n_tokens
     for gap in RangeSet([(0, keep)]) - parts.state.resident:

@@ -57,7 +57,7 @@ def _why_full(parts: Parts) -> str:
     if not parts.policy.evicts:
         return f"policy {parts.policy.name} never evicts"
     if surgery.choose_way(parts) is None:
-        return f"nothing can be evicted here: {parts.backend.refusal('remove_middle') or 'no way to carry it out'}"
+        return f"nothing can be evicted here: {parts.refusal('remove_middle') or 'no way to carry it out'}"
     return "the protected part alone fills it"
 
 
@@ -72,7 +72,7 @@ def _plan_and_evict(parts: Parts, incoming: int, limit: int, trigger: str) -> No
     plan = parts.policy.plan(
         table if scored is table.blocks else scored,
         budget=budget,
-        capabilities=parts.backend.capabilities,
+        capabilities=parts.capabilities,
         allow_recompute=parts.allow_recompute,
     )
     if plan is None:
@@ -126,9 +126,9 @@ def _positions_left(parts: Parts) -> int:
 def _keep_positions_in_range(parts: Parts, incoming: int) -> None:
     """Under gaps positions run on; one compaction brings them back before they pass the trained context."""
     if parts.policy.positions != "gap" and _positions_left(parts) < incoming and _has_holes(parts):
-        if parts.backend.capabilities.position_shift:
+        if parts.capabilities.position_shift:
             surgery.compact(parts, "trained_context")
-        elif parts.allow_recompute and parts.backend.capabilities.recompute_range:
+        elif parts.allow_recompute and parts.capabilities.recompute_range:
             _rebuild_in_rank_order(parts)
     if _positions_left(parts) <= 0:
         needed, trained = parts.state.next_cache_position + 1, parts.backend.facts.n_ctx_train

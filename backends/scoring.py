@@ -27,7 +27,7 @@ def scored(parts: Parts, blocks: Sequence[Block]) -> Sequence[Block]:
     A `score` event says what was measured. A probe is not made here: its tokens come from the caller (`probe`).
     """
     request = parts.policy.score_request
-    if request is None or not parts.backend.capabilities.attention_scores:
+    if request is None or not parts.capabilities.attention_scores:
         return blocks
     if request.kind == "probe":
         return blocks if parts.probed is None else _on_blocks(parts, blocks, request, parts.probed)

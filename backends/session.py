@@ -24,7 +24,7 @@ from kvtape.backends.errors import (
     UsageError,
 )
 from kvtape.backends.explain import Explanation, explain
-from kvtape.backends.feasible import check_policy, may_recompute
+from kvtape.backends.feasible import check_policy, check_precision, may_recompute
 from kvtape.backends.guard import GuardedSession, Snapshot
 from kvtape.backends.journal import Journal
 from kvtape.backends.parts import Parts, session_row
@@ -84,7 +84,8 @@ class Session(GuardedSession):
         evict_by: str = "native",
         shadow: Shadow | None = None,
     ) -> None:
-        check_policy(policy, backend, evict_by=evict_by, allow_recompute=allow_recompute)
+        precision = check_precision(backend)
+        check_policy(policy, backend, evict_by=evict_by, allow_recompute=allow_recompute, precision=precision)
         if shadow is not None and shadow.clock is not clock:
             raise UsageError("a shadow's time is taken out of its own clock: give the session the same one")
         parts = Parts(
@@ -95,12 +96,15 @@ class Session(GuardedSession):
             cold=open_store(backend.config),
             allow_recompute=may_recompute(backend, evict_by, allow_recompute),
             evict_by_recompute=evict_by == "recompute",
+            precision=precision,
         )
         super().__init__(parts, shadow)
         self._restore_cost: dict[str, int] | None = None
         sink.open_session(session_row(self._parts, run_id, session_id, content=content))
         began = self._parts.now()
-        self._parts.journal.emit(Op.OPEN, began, n_tokens=backend.n_ctx, reason=policy.canonical)
+        self._parts.journal.emit(
+            Op.OPEN, began, n_tokens=backend.n_ctx, reason=policy.canonical, detail=precision.detail
+        )
 
     @property
     def tape(self) -> tuple[int, ...]:
@@ -213,7 +217,7 @@ class Session(GuardedSession):
                 raise InputRejected(f"evict [{start}, {stop}): token {stop - 1} is the last resident one and stays")
             way = surgery.choose_way(self._parts)
             if way is None:
-                why = self._parts.backend.refusal("remove_middle") or "no way to carry it out"
+                why = self._parts.refusal("remove_middle") or "no way to carry it out"
                 raise UnsupportedOperation("evict", why)
             surgery.evict(self._parts, [(start, stop)], way, reason)
 
@@ -251,7 +255,13 @@ class Session(GuardedSession):
                 raise UsageError(f"policy {policy!r}: give what parse_policy returns")
             parts = self._parts
             evict_by = "recompute" if parts.evict_by_recompute else "native"
-            check_policy(policy, parts.backend, evict_by=evict_by, allow_recompute=parts.allow_recompute)
+            check_policy(
+                policy,
+                parts.backend,
+                evict_by=evict_by,
+                allow_recompute=parts.allow_recompute,
+                precision=parts.precision,
+            )
             if policy.block != self._parts.policy.block:
                 raise UsageError(f"block={policy.block}: this session cuts blocks of {self._parts.policy.block}")
             scoring.follow(self._parts, policy)

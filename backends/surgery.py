@@ -70,7 +70,7 @@ def truncate(parts: Parts, tape_stop: int, reason: str) -> int:
 
 def _cut_rows(parts: Parts, tape_stop: int) -> bool:
     """Take the rows at or past `tape_stop` out of the cache; False, and nothing changed, where that is not possible."""
-    layout, can = parts.state.layout, parts.backend.capabilities
+    layout, can = parts.state.layout, parts.capabilities
     kept_end = lay.next_cache_position(lay.cut(layout, tape_stop))
     firsts = [s.cache_start + max(0, tape_stop - s.tape_start) for s in layout if s.tape_stop > tape_stop]
     needs_tail, needs_middle = max(firsts) >= kept_end, min(firsts) < kept_end
@@ -273,8 +273,8 @@ def _open_place(parts: Parts, place: Place, n_tokens: int, reason: str) -> int:
     """The cache position of a place for `n_tokens`, after making room there."""
     _require_positions(parts, max(place.cache_start + n_tokens, parts.state.next_cache_position + place.delta))
     if place.delta:
-        if not parts.backend.capabilities.position_shift:
-            why = parts.backend.refusal("position_shift") or "no position_shift"
+        if not parts.capabilities.position_shift:
+            why = parts.refusal("position_shift") or "no position_shift"
             raise UnsupportedOperation("admit", f"its place was closed and cannot be opened again: {why}")
         shift(parts, place.shift_from, place.shift_stop, place.delta, reason)
     return place.cache_start

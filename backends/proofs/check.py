@@ -1,7 +1,4 @@
-"""Is a precision knob proven here? What needs no proof, what a passing row lets through, and how to get one.
-
-Base precisions need no row: they are what everything else is measured against. llama.cpp: f16 and f32 rows without
-flash attention. OpenVINO: f32 rows and f32 inference. Backends without a knob (reference, modelled, others') are base.
+"""Is a precision knob proven here? What a passing row lets through, and how to get one.
 
 A row advertises its knob when nothing of `open`, `quality` and `capacity` failed. The other abilities stand for one
 capability each, which is withheld from a session unless it passed: `round_trip` the cold store, `snapshot` snapshots,
@@ -10,9 +7,9 @@ capability each, which is withheld from a session unless it passed: `round_trip`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Final
 
+from kvtape.backends.proofs.knobs import BASE, Precision, certify_command, precision_subject
 from kvtape.backends.proofs.machine import machine_class
 from kvtape.backends.proofs.rows import Ability, ProofRow
 from kvtape.backends.proofs.store import Proofs, open_proofs
@@ -21,12 +18,9 @@ from kvtape.backends.protocol import ModelFacts, SessionConfig
 __all__ = [
     "ABILITY_OF_FLAG",
     "CORE",
-    "Precision",
-    "certify_command",
     "precision_of",
     "precision_problem",
     "precision_row",
-    "precision_subject",
 ]
 
 CORE: Final[tuple[Ability, ...]] = ("open", "quality", "capacity")
@@ -38,29 +32,6 @@ ABILITY_OF_FLAG: Final[dict[str, Ability]] = {
     "snapshot_state": "snapshot",
 }
 """Which ability a capability needs to have passed on a knob."""
-
-
-@dataclass(frozen=True, slots=True)
-class Precision:
-    """What is known of a session's knob. `subject` None: a base precision.
-
-    `withheld`: capabilities that the knob may not use, with the reason.
-    """
-
-    subject: str | None
-    certified: bool
-    withheld: dict[str, str] = field(default_factory=dict)
-
-
-def precision_subject(engine: str, config: SessionConfig) -> str | None:
-    """The knob of an effective configuration as text, `k=q8_0,v=q8_0,fa=on`; None for a base precision."""
-    k, v = config.kv_type_k, config.kv_type_v
-    if engine == "llama":
-        flash = _flash(config.flash_attention)
-        return None if {k, v} <= {"f16", "f32"} and flash == "off" else f"k={k},v={v},fa={flash}"
-    if engine == "openvino":
-        return None if (k, v) == ("f32", "f32") else f"k={k},v={v}"
-    return None
 
 
 def precision_row(
@@ -106,7 +77,7 @@ def precision_of(
     """As a session sees it: nothing is withheld from a base precision, nor from one that is opened uncertified."""
     subject = precision_subject(engine, config)
     if subject is None:
-        return Precision(None, certified=False)
+        return BASE
     row = precision_row(engine, engine_version, facts, config, proofs)
     if row is None or row.verdict != "pass":
         return Precision(subject, certified=False)
@@ -118,18 +89,6 @@ def precision_of(
         if row.ability(ability) != "pass"
     }
     return Precision(subject, certified=True, withheld=withheld)
-
-
-def certify_command(engine: str, facts: ModelFacts, config: SessionConfig) -> str:
-    """The command that would certify this knob."""
-    k, v = config.kv_type_k, config.kv_type_v
-    kv = k if k == v else f"{k}/{v}"
-    flash = f" --flash {_flash(config.flash_attention)}" if engine == "llama" else ""
-    return f"kvtape certify --model {facts.path} --backend {engine} --kv-type {kv}{flash}"
-
-
-def _flash(value: bool | str) -> str:
-    return value if isinstance(value, str) else "on" if value else "off"
 
 
 def _why(row: ProofRow, ability: Ability) -> str:
