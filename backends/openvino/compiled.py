@@ -21,7 +21,8 @@ import numpy as np
 import openvino as ov
 
 from kvtape.backends.errors import EnvironmentProblem, UsageError
-from kvtape.backends.openvino.graph import GraphShape, build_graph, last_line
+from kvtape.backends.openvino.graph import GraphShape, last_line
+from kvtape.backends.openvino.graph_source import build_graph
 from kvtape.backends.openvino.rope import F32, PROBE_POSITIONS, Rotation, find_rotation
 from kvtape.backends.openvino.runner import Runner, States, Step, StepFailed
 from kvtape.backends.openvino.signal_stack import kept_signal_stack

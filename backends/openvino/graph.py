@@ -1,12 +1,9 @@
-"""From a GGUF file to an OpenVINO graph that keeps its KV cache in states and shows every new row.
+"""The graph that a session runs on, whatever it was made from: caches in states, new rows and queries in sight.
 
-The GGUF frontend gives a stateless graph: caches come in as parameters and go out as results, in f16. Here each
-cache becomes a variable, and attention stays in f32:
-
-    cache_k_l0 (parameter)                           ReadValue(cache_k_l0) -> Gather(beam_idx) -+
-    new rows -> ScatterUpdate -> Transpose -> SDPA   new rows [1,G,T,D] -----------------------Concat -> Assign
-                      |                                                                          |
-                      +-> Result                                                                 +-> repeat -> SDPA
+    ReadValue(cache_k_l0) -> Gather(beam_idx) -+
+    new rows [1,G,T,D] -----------------------Concat -> Assign(cache_k_l0)
+                                                |
+                                                +-> repeat -> ScaledDotProductAttention
 
 New rows of all layers leave the graph as `k_rows` and `v_rows` (`[layers, kv_heads, T, head_dim]`). They cost
 nothing measurable and leave the fused attention node whole; a result on the concatenated cache would break it.
@@ -14,24 +11,33 @@ nothing measurable and leave the fused attention node whole; a result on the con
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
 from openvino import op as base_op
 from openvino import opset13 as op
-from openvino.frontend import FrontEndManager
 from openvino.op.util import Variable, VariableInfo
 
-from kvtape.backends.errors import EnvironmentProblem, UsageError
+from kvtape.backends.errors import UsageError
 
-__all__ = ["GraphShape", "SessionGraph", "build_graph", "last_line"]
+__all__ = [
+    "TRANSPOSE",
+    "Cache",
+    "GraphShape",
+    "SessionGraph",
+    "State",
+    "beam_input",
+    "finished",
+    "last_line",
+    "repeat_heads",
+    "replace_value",
+    "state_of",
+]
 
-_TRANSPOSE = (0, 2, 1, 3)
+TRANSPOSE = (0, 2, 1, 3)
+"""Between heads first and tokens first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +56,9 @@ class GraphShape:
 class SessionGraph:
     """A stateful model and the sizes of its caches.
 
-    Inputs: inp_tokens, inp_pos, inp_out_ids, self_kq_mask, beam_idx, and two that do nothing now. Outputs: `logits`
-    `[1, 1, len(inp_out_ids), n_vocab]`, `k_rows`, `v_rows` and, when asked for, `q_rows`. States are named cache_k_l0,
-    cache_v_l0, ...: `[1, kv_heads, rows, head_dim]` f32.
+    Inputs: inp_tokens, inp_pos, inp_out_ids, self_kq_mask, beam_idx; of a GGUF two more, which do nothing now. Outputs:
+    `logits` `[1, 1, len(inp_out_ids), n_vocab]`, `k_rows`, `v_rows` and, when asked for, `q_rows`. States are named
+    cache_k_l0, cache_v_l0, ...: `[1, kv_heads, rows, head_dim]` f32.
     """
 
     model: Any
@@ -60,7 +66,7 @@ class SessionGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cache:
+class Cache:
     """One cache of one layer: its name, the new rows `[1, G, T, D]` and the whole cache `[1, G, rows, D]`."""
 
     name: str
@@ -68,185 +74,38 @@ class _Cache:
     whole: Any
 
 
-def build_graph(path: str | Path, *, queries: bool = False) -> SessionGraph:
-    """Convert `path`. `queries` adds the post-RoPE queries as `q_rows` `[layers, heads, T, head_dim]`.
+@dataclass(frozen=True, slots=True)
+class State:
+    """A cache with the variable that keeps it and the sink that fills it, both still to be added to a model."""
 
-    Raises UsageError when the frontend refuses the file, EnvironmentProblem when its graph is not what this expects.
-    """
-    model = _convert(Path(path))
-    _keep_attention_in_f32(model)
-    _repair_single_head_rotation(model)
-    caches = _make_stateful(model)
-    nodes = [node for node in model.get_ordered_ops() if node.get_type_name() == "ScaledDotProductAttention"]
-    keys, values = _rewire(nodes, caches)
-    shown = {"k_rows": [c.rows for c in keys], "v_rows": [c.rows for c in values]}
-    if queries:
-        shown["q_rows"] = [node.input_value(0) for node in nodes]
-    _show(model, shown)
-    model.outputs[0].get_tensor().set_names({"logits"})
-    model.validate_nodes_and_infer_types()
-    return SessionGraph(model, _shape(model, nodes, keys, values))
+    cache: Cache
+    variable: Any
+    sink: Any
 
 
-def _convert(path: Path) -> Any:
-    # The frontend ships in the wheel but is hidden from discovery: it is reached by name only.
-    frontend = FrontEndManager().load_by_framework("gguf")
-    if frontend is None:
-        raise EnvironmentProblem("this OpenVINO has no GGUF frontend; install openvino 2026.4.1 or newer")
-    try:
-        return frontend.convert(frontend.load(str(path)))
-    except Exception as err:  # the bindings raise RuntimeError and subclasses of their own
-        raise UsageError(f"{path}: OpenVINO cannot read this GGUF: {last_line(err)}") from None
-
-
-def last_line(err: BaseException) -> str:
-    """What OpenVINO's stack of messages comes to; the name of the error where it has no text."""
-    return next((line.strip() for line in reversed(str(err).splitlines()) if line.strip()), type(err).__name__)
-
-
-def _name(node: Any) -> str:
-    return str(next(iter(sorted(node.get_output_tensor(0).get_names())), ""))
-
-
-def _keep_attention_in_f32(model: Any) -> None:
-    """Drop the round trips to f16, so that splitting a prefill into chunks does not change its result."""
-    for node in model.get_ordered_ops():
-        kind = node.get_type_name()
-        if kind == "Convert" and node.get_output_element_type(0) == ov.Type.f16:
-            source = node.input_value(0)
-            if source.get_element_type() == ov.Type.f32 and source.get_node().get_type_name() != "Constant":
-                _replace(node.output(0), source)
-        elif kind == "Parameter" and _name(node).startswith("cache_"):
-            node.set_element_type(ov.Type.f32)
-        elif kind == "ScaledDotProductAttention":
-            node.input(4).replace_source_output(op.constant(_exact_scale(node)).output(0))
-
-
-def _exact_scale(attention: Any) -> np.float32:
-    """1/sqrt(head_dim) in f32. The frontend rounds it to f16, which moves the logits of a head of 32 by 1e-4."""
-    constant = attention.input_value(4).get_node() if len(attention.input_values()) > 4 else None
-    exact = 1.0 / math.sqrt(attention.input_value(0).get_partial_shape()[3].get_length())
-    if constant is None or constant.get_type_name() != "Constant":
-        raise EnvironmentProblem("an attention node of the GGUF frontend's graph has no constant scale")
-    rounded = float(np.asarray(constant.get_data()).reshape(()))
-    if abs(rounded - exact) > exact * 2**-10:
-        raise UsageError(
-            f"attention is scaled by {rounded}, not by 1/sqrt(head_dim) = {exact}; not supported on OpenVINO"
-        )
-    return np.float32(exact)
-
-
-def _repair_single_head_rotation(model: Any) -> None:
-    """Give the keys of a model with one KV head the shape their rotation needs.
-
-    The frontend multiplies such keys, still `[1, 1, T, D]`, by cosines `[1, T, 1, D]`. That broadcasts to
-    `[1, T, T, D]`: every key at every position, T rows too many for T > 1.
-    """
-    for node in model.get_ordered_ops():
-        if node.get_type_name() != "Multiply":
-            continue
-        keys, cosines = (node.input_value(i).get_partial_shape() for i in (0, 1))
-        if len(keys) != 4 or len(cosines) != 4 or not (keys[2].is_dynamic and cosines[1].is_dynamic):
-            continue
-        if keys[1].is_static and cosines[2].is_static and keys[1].get_length() == cosines[2].get_length() == 1:
-            upright = op.constant(np.array([1, -1, 1, keys[3].get_length()]))
-            node.input(0).replace_source_output(op.reshape(node.input_value(0), upright, special_zero=False).output(0))
-    model.validate_nodes_and_infer_types()
-
-
-def _replace(old: Any, new: Any) -> None:
-    for target in list(old.get_target_inputs()):
-        target.replace_source_output(new)
-
-
-def _make_stateful(model: Any) -> dict[str, _Cache]:
-    """Turn every cache parameter into a variable; returns the caches by the name of their concat node."""
+def beam_input() -> Any:
+    """The parameter `beam_idx`, which the CPU plugin looks for when it fuses state and attention."""
     beam = op.parameter([-1], np.int32, "beam_idx")
     beam.output(0).get_tensor().set_names({"beam_idx"})
-    caches: dict[str, _Cache] = {}
-    variables, sinks, results, parameters = [], [], [], []
-    for scatter, parameter in list(_cache_writes(model)):
-        variable, cache, sink = _stateful_cache(scatter, parameter, beam)
-        caches[cache.whole.get_node().get_friendly_name()] = cache
-        variables.append(variable)
-        sinks.append(sink)
-        parameters.append(parameter)
-        back = op.transpose(cache.whole, op.constant(np.array(_TRANSPOSE)))
-        for target in list(scatter.output(0).get_target_inputs()):
-            if target.get_node().get_type_name() == "Result":
-                results.append(target.get_node())
-            else:
-                target.replace_source_output(back.output(0))
-    if not caches:
-        raise EnvironmentProblem("the GGUF frontend gave a graph without KV caches")
-    for result in results:
-        model.remove_result(result)
-    model.add_parameters([beam])
-    model.add_variables(variables)
-    model.add_sinks(sinks)
-    for parameter in parameters:
-        model.remove_parameter(parameter)
-    return caches
+    return beam
 
 
-def _cache_writes(model: Any) -> Iterator[tuple[Any, Any]]:
-    for node in model.get_ordered_ops():
-        if node.get_type_name() == "ScatterUpdate":
-            source = node.input_value(0).get_node()
-            if source.get_type_name() == "Parameter" and _name(source).startswith("cache_"):
-                yield node, source
-
-
-def _stateful_cache(scatter: Any, parameter: Any, beam: Any) -> tuple[Any, _Cache, Any]:
-    shape = parameter.get_output_partial_shape(0)
-    heads, width = shape[2].get_length(), shape[3].get_length()
-    # Behind the reshape that flattens them: [1, T, heads, width], with T elsewhere when there is one head.
-    raw = scatter.input_value(2).get_node().input_value(0)
-    if heads == 1:
-        rows = op.reshape(raw, op.constant(np.array([1, 1, -1, width])), special_zero=False)
-    else:
-        rows = op.transpose(raw, op.constant(np.array(_TRANSPOSE)))
+def state_of(name: str, rows: Any, beam: Any) -> State:
+    """The cache `name`, whose new rows are the node `rows` `[1, G, T, D]` in f32."""
+    shape = rows.get_output_partial_shape(0)
+    heads, width = shape[1].get_length(), shape[3].get_length()
     info = VariableInfo()
-    info.variable_id = _name(parameter)
+    info.variable_id = name
     info.data_type = ov.Type.f32
     info.data_shape = ov.PartialShape([-1, heads, -1, width])
     variable = Variable(info)
     empty = op.broadcast(op.constant(np.float32(0)), op.constant(np.array([1, heads, 0, width])))
-    # The gather over the batch is what the CPU plugin looks for when it fuses state and attention.
     read = op.gather(base_op.read_value(empty, variable), beam, op.constant(np.int64(0)))
     whole = op.concat([read.output(0), rows.output(0)], 2)
-    cache = _Cache(info.variable_id, rows.output(0), whole.output(0))
-    return variable, cache, base_op.assign(whole, variable)
+    return State(Cache(name, rows.output(0), whole.output(0)), variable, base_op.assign(whole, variable))
 
 
-def _rewire(attention: list[Any], caches: dict[str, _Cache]) -> tuple[list[_Cache], list[_Cache]]:
-    """Feed each attention node from its caches in the form the CPU plugin fuses; keys and values by layer."""
-    keys: dict[int, _Cache] = {}
-    values: dict[int, _Cache] = {}
-    for layer, node in enumerate(attention):
-        heads = node.input_value(0).get_partial_shape()[1].get_length()
-        for port, found in ((1, keys), (2, values)):
-            cache = _source_cache(node.input_value(port).get_node(), caches)
-            node.input(port).replace_source_output(_repeat_heads(cache.whole, heads))
-            found[layer] = cache
-    for layer in range(len(attention)):
-        want = (f"cache_k_l{layer}", f"cache_v_l{layer}")
-        if (keys[layer].name, values[layer].name) != want:
-            raise EnvironmentProblem(f"attention {layer} reads {keys[layer].name} and {values[layer].name}, not {want}")
-    if 2 * len(attention) != len(caches):
-        raise EnvironmentProblem(f"{len(caches)} caches for {len(attention)} attention nodes")
-    return list(keys.values()), list(values.values())
-
-
-def _source_cache(node: Any, caches: dict[str, _Cache]) -> _Cache:
-    while node.get_friendly_name() not in caches:
-        if not node.input_values():
-            raise EnvironmentProblem("an attention node of the GGUF frontend's graph reads no KV cache")
-        node = node.input_value(0).get_node()
-    return caches[node.get_friendly_name()]
-
-
-def _repeat_heads(whole: Any, heads: int) -> Any:
+def repeat_heads(whole: Any, heads: int) -> Any:
     shape = whole.get_partial_shape()
     kv_heads, width = shape[1].get_length(), shape[3].get_length()
     if heads == kv_heads:
@@ -255,6 +114,30 @@ def _repeat_heads(whole: Any, heads: int) -> Any:
     times = op.constant(np.array([1, 1, heads // kv_heads, 1, 1]))
     wide = op.broadcast(apart, times, broadcast_spec="BIDIRECTIONAL")
     return op.reshape(wide, op.constant(np.array([0, heads, -1, width])), special_zero=True).output(0)
+
+
+def replace_value(old: Any, new: Any) -> None:
+    """Whoever reads the output `old` reads `new`."""
+    for target in list(old.get_target_inputs()):
+        target.replace_source_output(new)
+
+
+def finished(
+    model: Any, attention: list[Any], keys: list[Cache], values: list[Cache], *, queries: bool
+) -> SessionGraph:
+    """`model` with its rows (and `queries`) as outputs. Raises UsageError for layers of different sizes."""
+    shown = {"k_rows": [c.rows for c in keys], "v_rows": [c.rows for c in values]}
+    if queries:
+        shown["q_rows"] = [node.input_value(0) for node in attention]
+    _show(model, shown)
+    model.outputs[0].get_tensor().set_names({"logits"})
+    model.validate_nodes_and_infer_types()
+    return SessionGraph(model, _shape(model, attention, keys, values))
+
+
+def last_line(err: BaseException) -> str:
+    """What OpenVINO's stack of messages comes to; the name of the error where it has no text."""
+    return next((line.strip() for line in reversed(str(err).splitlines()) if line.strip()), type(err).__name__)
 
 
 def _show(model: Any, shown: dict[str, list[Any]]) -> None:
@@ -267,8 +150,8 @@ def _show(model: Any, shown: dict[str, list[Any]]) -> None:
     model.add_results(results)
 
 
-def _shape(model: Any, attention: list[Any], keys: list[_Cache], values: list[_Cache]) -> GraphShape:
-    def sizes(caches: list[_Cache]) -> set[tuple[int, int]]:
+def _shape(model: Any, attention: list[Any], keys: list[Cache], values: list[Cache]) -> GraphShape:
+    def sizes(caches: list[Cache]) -> set[tuple[int, int]]:
         shapes = [c.rows.get_partial_shape() for c in caches]
         return {(s[1].get_length(), s[3].get_length()) for s in shapes}
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from kvtape.backends.errors import EnvironmentProblem, InputRejected, UsageError
 from kvtape.backends.openvino import gates
 from kvtape.backends.openvino.engine import OpenVinoEngine
-from kvtape.backends.openvino.graph import build_graph
+from kvtape.backends.openvino.graph_source import build_graph
 from kvtape.backends.openvino.tokenizer import GgufTokenizer, pieces
 from kvtape.capacity.model import ModelShape, read_model
 from support.openvino_tiny import tiny_engine, tiny_path

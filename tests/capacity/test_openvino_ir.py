@@ -8,7 +8,7 @@ from pathlib import Path
 import openvino as ov
 import pytest
 
-from kvtape.backends.openvino.graph import build_graph
+from kvtape.backends.openvino.graph_source import build_graph
 from kvtape.capacity.allocation import CacheSettings
 from kvtape.capacity.engines import Sizing, engine_rule
 from kvtape.capacity.errors import ModelFileError

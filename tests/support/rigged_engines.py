@@ -128,7 +128,7 @@ def _corrupt_heap(backend: Any) -> None:
     import openvino as ov
 
     from kvtape.backends.openvino.compiled import core
-    from kvtape.backends.openvino.graph import build_graph
+    from kvtape.backends.openvino.graph_source import build_graph
     from kvtape.backends.openvino.runner import Runner
 
     graph = build_graph(Path(backend.facts.path))
