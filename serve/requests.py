@@ -7,13 +7,14 @@ Token counts are the engine's. A text is told in pieces that are whole character
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from kvtape.planner.blocks import PromptSegment
 
 __all__ = [
+    "BadPrompt",
     "Deadline",
     "End",
     "EngineGone",
@@ -77,7 +78,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`cached_tokens` of the prompt were resident and not computed again; all counts in tokens."""
+    """All counts in tokens; `cached_tokens` of the prompt were not computed again."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -95,7 +96,10 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """Of one moment. `resident_tokens` over all slots of `capacity_tokens`; `ready` while requests are taken."""
+    """Of one moment. `resident_tokens` over all slots of `capacity_tokens`; `ready` while requests are taken.
+
+    `counters` since the start, by name: see `serve.counting`.
+    """
 
     ready: bool
     running: int
@@ -103,10 +107,15 @@ class ServiceStatus:
     slots: int
     resident_tokens: int
     capacity_tokens: int
+    counters: Mapping[str, int] = field(default_factory=dict)
 
 
 class ServiceError(Exception):
     """Why a request is not served; the text is for the client, and holds nothing of the host and of other requests."""
+
+
+class BadPrompt(ServiceError):
+    """What was given cannot be made a prompt: no chat template, one that refuses these messages, ids out of range."""
 
 
 class TooLong(ServiceError):
@@ -134,10 +143,27 @@ class EngineGone(ServiceError):
 
 
 class Service(Protocol):
-    """Whoever computes. Nothing here blocks the event loop."""
+    """Whoever computes. Nothing here blocks the event loop.
+
+    `model_name` is what clients call the model; `n_ctx` the context of a session, tokens.
+    """
 
     model_name: str
     n_ctx: int
+
+    async def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[PromptSegment, ...]:
+        """Messages `{role, content, ...}` through the model's chat template, with the cue for the answer; segments of
+        kind system, tools, user, assistant, tool, assistant_prompt. Control tokens that a content spells stay text.
+        Raises BadPrompt.
+        """
+
+    async def text_prompt(self, text: str) -> tuple[PromptSegment, ...]:
+        """A plain text, with the token that begins a text where the model wants one. Raises BadPrompt."""
+
+    def token_prompt(self, tokens: Sequence[int]) -> tuple[PromptSegment, ...]:
+        """Ids as they are. Raises BadPrompt for one outside the vocabulary."""
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[Piece | End]:
         """Pieces, then one End. Closing the iterator early cancels the turn and gives its slot back.
@@ -145,11 +171,8 @@ class Service(Protocol):
         Raises ServiceError: before the first piece where nothing was computed, Deadline and EngineGone also later.
         """
 
-    def tokenize(self, text: str) -> list[int]:
-        """Ids of plain text. Text that spells control tokens gives no control tokens."""
-
     def status(self) -> ServiceStatus:
         """How busy it is."""
 
     async def close(self) -> None:
-        """Refuse new requests, finish or cancel what runs within the grace time, seal the log. Idempotent."""
+        """Refuse new requests, finish what runs or cancel it after the grace time, end every session. Idempotent."""

@@ -1,0 +1,85 @@
+"""One loaded engine for the sessions of a server and for its prompts, whatever happens to a session's device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvtape.backends.errors import EngineFault
+from kvtape.backends.protocol import Backend, Engine, ModelFacts, SessionConfig
+from kvtape.serve.requests import EngineGone
+
+__all__ = ["SharedEngine"]
+
+
+class SharedEngine:
+    """Opened at once with `open_engine`.
+
+    `outlives`: it recovers by itself from a lost device (an engine in a host process does). Where it does not, one
+    whose device is lost is replaced when a slot is next filled.
+    """
+
+    def __init__(self, open_engine: Callable[[], Engine], *, outlives: bool) -> None:
+        self._open_engine = open_engine
+        self._outlives = outlives
+        self._engine = open_engine()
+        self._lent = False
+
+    @property
+    def facts(self) -> ModelFacts:
+        return self._engine.facts
+
+    @property
+    def name(self) -> str:
+        return self._engine.name
+
+    @property
+    def version(self) -> str:
+        return self._engine.version
+
+    def load(self, model: str) -> Engine:
+        """For a pool (`backends.engine_shelf.LoadEngine`); the pool may close what it gets, this engine stays.
+
+        The pool shares one loan and takes another only after it lost the device, so a second loan is that of a new
+        engine.
+        """
+        if self._lent and not self._outlives:
+            self._engine.close()
+            self._engine = self._open_engine()
+        self._lent = True
+        return _Loan(self._engine)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Raises what the engine raises for a text, EngineGone while its device is lost."""
+        try:
+            return self._engine.tokenize(text)
+        except EngineFault:
+            raise EngineGone("the engine failed while the prompt was read; send it again") from None
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return self._engine.detokenize(tokens)
+
+    def close(self) -> None:
+        """Free the model; the pool must be closed before. Idempotent."""
+        self._engine.close()
+
+
+class _Loan:
+    """The engine, but for its end."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.name = engine.name
+        self.version = engine.version
+        self.facts = engine.facts
+        self._engine = engine
+
+    def tokenize(self, text: str) -> list[int]:
+        return self._engine.tokenize(text)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        return self._engine.detokenize(tokens)
+
+    def open(self, config: SessionConfig) -> Backend:
+        return self._engine.open(config)
+
+    def close(self) -> None:
+        """Nothing: see SharedEngine."""

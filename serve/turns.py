@@ -1,0 +1,169 @@
+"""One turn on one session, in slices, so that several take turns on one engine thread.
+
+    waiting -> prefill (one slice) -> decode, `SLICE_TOKENS` a slice -> told: End, or the error it failed with
+
+What comes of it is told as it happens; whoever listens may be on another thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from kvtape.backends.errors import Cancelled, ContextOverflow, EngineFault, KvtapeError, SessionFatal
+from kvtape.backends.protocol import Logits
+from kvtape.backends.session import Session
+from kvtape.serve.requests import (
+    End,
+    EngineGone,
+    GenerationRequest,
+    Piece,
+    ServiceError,
+    TokenChoice,
+    TooLong,
+    Usage,
+)
+from kvtape.serve.sampling import Sampler, log_probabilities
+from kvtape.serve.text_stream import StopStrings, TextStream
+from kvtape.traces.errors import LogWriteFailed
+
+__all__ = ["SLICE_TOKENS", "Told", "Turn"]
+
+SLICE_TOKENS = 32
+"""Tokens that a turn generates before another may; a decode run is recorded at the latest after as many."""
+
+Told = Piece | End | ServiceError
+
+
+class Turn:
+    """`tell` takes what comes, one `End` or error last; `seed` is the request's, or drawn for it."""
+
+    def __init__(self, request: GenerationRequest, seed: int, tell: Callable[[Told], None]) -> None:
+        self.request = request
+        self.tokens = [t for s in request.segments for t in s.tokens or ()]
+        self._seed = seed
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._prefilling: Session | None = None
+        self._cancelled = False
+        self.answer: tuple[str, tuple[int, ...]] | None = None
+        """Once it ended: the text that was told and the tokens that spell it, where they do so exactly."""
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """Stop at the next token, or in the middle of the prefill; from any thread, at any time."""
+        with self._lock:
+            self._cancelled = True
+            if self._prefilling is not None:
+                self._prefilling.cancel()
+
+    def fail(self, error: ServiceError) -> None:
+        """It will not be served."""
+        self._tell(error)
+
+    def play(self, session: Session, spell: Callable[[Sequence[int]], str], ends: frozenset[int]) -> Iterator[None]:
+        """Run on `session`, with a pause wherever another turn may run; what fails is told. Raises LogWriteFailed."""
+        try:
+            yield from self._play(session, spell, ends)
+        except Cancelled:
+            self._tell(EngineGone("the turn was cancelled"))
+        except ContextOverflow as err:
+            self._tell(
+                TooLong(f"the prompt needs {err.needed} tokens, and the context of this server holds {err.available}")
+            )
+        except (SessionFatal, EngineFault):
+            self._tell(EngineGone("the engine failed during this request; send it again"))
+        except LogWriteFailed:
+            raise
+        except KvtapeError as err:
+            self._tell(EngineGone(f"the request could not be carried out ({type(err).__name__})"))
+
+    def _play(self, session: Session, spell: Callable[[Sequence[int]], str], ends: frozenset[int]) -> Iterator[None]:
+        cached = self._prefill(session)
+        yield
+        said = _Saying(self, spell, ends, self._seed)
+        left = self.request.max_tokens
+        reason = "n"
+        while left and reason == "n" and not said.over:
+            before = len(said.tokens)
+            reason = session.decode(min(left, SLICE_TOKENS), choose=said.choose, stop_tokens=ends).stopped
+            left -= len(said.tokens) - before
+            yield
+        said.finish()
+        usage = Usage(len(self.tokens), cached, len(said.tokens))
+        stopped = said.over or reason == "end_token"
+        if said.spelled(spell):
+            self.answer = (said.text, tuple(said.tokens))
+        self._tell(End("stop" if stopped else "length", usage, self._seed))
+
+    def _prefill(self, session: Session) -> int:
+        """Tokens of the prompt that were there already. A cancel that comes too late for it ends the session, since it
+        would stop the next turn's first call instead."""
+        with self._lock:
+            if self._cancelled:
+                raise Cancelled("before it began")
+            self._prefilling = session
+        try:
+            status = session.ensure_prefix(self.request.segments)
+        finally:
+            with self._lock:
+                self._prefilling = None
+                late = self._cancelled
+        if late:
+            session.close("cancelled")
+            raise Cancelled("after the prefill")
+        return status.reused + status.forgotten
+
+    def say(self, piece: Piece) -> None:
+        self._tell(piece)
+
+
+class _Saying:
+    """The answer as it grows: choosing, spelling, stopping."""
+
+    def __init__(self, turn: Turn, spell: Callable[[Sequence[int]], str], ends: frozenset[int], seed: int) -> None:
+        self._turn = turn
+        self._spell = spell
+        self._ends = ends
+        self._sampler = Sampler(turn.request.sampling, seed)
+        self._stream = TextStream(spell)
+        self._stops = StopStrings(turn.request.stop)
+        self.tokens: list[int] = []
+        self.text = ""
+
+    @property
+    def over(self) -> bool:
+        return self._stops.hit or self._turn.cancelled
+
+    def choose(self, logits: Logits) -> int | None:
+        if self.over:
+            return None
+        token = self._sampler.choose(logits)
+        if token not in self._ends:
+            self.tokens.append(token)
+            choices = () if self._turn.request.logprobs is None else (self._choice(token, logits),)
+            self._send(self._stops.add(self._stream.add(token)), choices)
+        return token
+
+    def finish(self) -> None:
+        """Send what waited for more that did not come."""
+        rest = self._stops.add(self._stream.rest())
+        self._send(rest if self._stops.hit else rest + self._stops.rest(), ())
+
+    def spelled(self, spell: Callable[[Sequence[int]], str]) -> bool:
+        return bool(self.tokens) and spell(self.tokens) == self.text
+
+    def _send(self, text: str, choices: tuple[TokenChoice, ...]) -> None:
+        self.text += text
+        if text or choices:
+            self._turn.say(Piece(text, choices))
+
+    def _choice(self, token: int, logits: Logits) -> TokenChoice:
+        wanted = self._turn.request.logprobs or 0
+        logprobs = log_probabilities(logits)
+        best = sorted(range(len(logprobs)), key=lambda i: (-logprobs[i], i))[:wanted] if wanted else []
+        top = tuple((i, self._spell([i]), float(logprobs[i])) for i in best)
+        return TokenChoice(token, self._spell([token]), float(logprobs[token]), top)
