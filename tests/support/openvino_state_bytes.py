@@ -18,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from kvtape.backends.openvino.compiled import Profile, core
+from kvtape.backends.openvino.compiled import Profile
 from kvtape.backends.openvino.graph import SessionGraph
 from kvtape.backends.openvino.graph_source import build_graph
 from kvtape.backends.openvino.runner import Runner
+from kvtape.backends.openvino.runtime import core
 
 STEP, STEPS = 32, 8
 

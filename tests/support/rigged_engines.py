@@ -127,9 +127,9 @@ def _corrupt_heap(backend: Any) -> None:
     """OpenVINO takes states for 4-bit rows, and writes past their end."""
     import openvino as ov
 
-    from kvtape.backends.openvino.compiled import core
     from kvtape.backends.openvino.graph_source import build_graph
     from kvtape.backends.openvino.runner import Runner
+    from kvtape.backends.openvino.runtime import core
 
     graph = build_graph(Path(backend.facts.path))
     names = ("KV_CACHE_PRECISION", "KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION")
