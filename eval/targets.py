@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from kvtape.backends.errors import UnsupportedOperation
 from kvtape.backends.feasible import check_policy, may_recompute
@@ -72,9 +72,15 @@ class World:
     next_trial: int = 0
 
     def session(
-        self, target: Target, policy: PolicySpec, session_id: str, n_ctx: int, sink: EventSink | None = None
+        self,
+        target: Target,
+        policy: PolicySpec,
+        session_id: str,
+        n_ctx: int,
+        sink: EventSink | None = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> Session:
-        """A session on a context of its own; `sink` stands before the log's.
+        """A session on a context of its own; `sink` stands before the log's, `extra` is what else `Session` is given.
 
         Raises UsageError, UnsupportedOperation, EnvironmentProblem.
         """
@@ -89,6 +95,7 @@ class World:
                 session_id=session_id,
                 content=self.content,
                 evict_by=target.evict_by,
+                **(extra or {}),
             )
         except BaseException:
             backend.close()
