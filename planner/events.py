@@ -9,7 +9,7 @@ from kvtape.planner.fields import Field
 
 __all__ = ["EVENT_FIELDS", "SCHEMA_VERSION", "BlockRef", "Event", "Op", "Placement", "Way"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Op(StrEnum):
@@ -97,6 +97,11 @@ EVENT_FIELDS: tuple[Field, ...] = (
     Field("deferred_prefill_calls", "u64", "prefills folded into a later decode call"),
     Field("deferred_prefill_tokens", "u64", "tokens of those prefills"),
     Field("decode_calls", "u64", "decode: engine calls"),
+    Field(
+        "drafted_tokens", "u64", "decode: proposed tokens that the engine looked at; NULL without speculation", since=2
+    ),
+    Field("accepted_tokens", "u64", "decode: of those, the ones that it generates itself", since=2),
+    Field("rejected_tokens", "u64", "decode: of those, the others; their rows were removed", since=2),
     Field("recomputed_tokens", "u64", "tokens computed again that had been resident before"),
     Field("reason", "text", "why: typed short text (plan trigger, stop rule, cause of a fatal, ...)"),
     Field("error_class", "text", "refuse, fatal: the class of the error"),
@@ -145,6 +150,9 @@ class Event:
     deferred_prefill_calls: int | None = None
     deferred_prefill_tokens: int | None = None
     decode_calls: int | None = None
+    drafted_tokens: int | None = None
+    accepted_tokens: int | None = None
+    rejected_tokens: int | None = None
     recomputed_tokens: int | None = None
     reason: str | None = None
     error_class: str | None = None

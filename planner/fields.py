@@ -19,6 +19,9 @@ class Field:
 
     `logical` columns take part in the logical digest; times, engine-dependent sizes and run ids do not. `chained` ones
     are under the hash chain; content is not, its keyed hash is, so that content can be taken out of a log.
+
+    `since`: the schema version that brought the column. Later ones are nullable, and leave no trace in the canonical
+    bytes of rows that have no value there: older logs keep their digests.
     """
 
     name: str
@@ -27,3 +30,4 @@ class Field:
     nullable: bool = True
     logical: bool = True
     chained: bool = True
+    since: int = 1

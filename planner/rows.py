@@ -1,4 +1,4 @@
-"""The rows beside the events: runs, sessions, blocks, plans, scores, tokens, trials. One table of fields each."""
+"""The rows beside the events: runs, sessions, blocks, plans, scores, tokens, trials, proofs. One field table each."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from kvtape.planner.fields import Field
 
 __all__ = [
     "BLOCK_FIELDS",
+    "CERTIFICATION_FIELDS",
     "PLAN_FIELDS",
     "RUN_FIELDS",
     "SCORE_FIELDS",
@@ -15,6 +16,7 @@ __all__ = [
     "TOKENS_FIELDS",
     "TRIAL_FIELDS",
     "BlockRow",
+    "CertificationRow",
     "PlanRow",
     "RunRow",
     "ScoreRow",
@@ -276,3 +278,55 @@ class TrialRow:
     nll: float | None = None
     kl: float | None = None
     n_tokens: int
+
+
+CERTIFICATION_FIELDS: tuple[Field, ...] = (
+    Field("run_id", "text", "the run", nullable=False, logical=False, since=2),
+    Field("certification", "u64", "number of the measure, unique within the run", nullable=False, since=2),
+    Field("kind", "text", "certification (of a precision) or gate (of an optimisation)", nullable=False, since=2),
+    Field("model", "text", "file name of the model, without its folder", nullable=False, logical=False, since=2),
+    Field("fingerprint", "text", "see capacity.model.fingerprint", nullable=False, since=2),
+    Field("engine", "text", "llama, openvino, ...", nullable=False, since=2),
+    Field("engine_version", "text", "version of the engine", nullable=False, logical=False, since=2),
+    Field("machine", "text", "class of the machine", nullable=False, logical=False, since=2),
+    Field("day", "text", "when it was measured, YYYY-MM-DD, UTC", nullable=False, logical=False, since=2),
+    Field("subject", "text", "what was measured: a knob or a cell, as canonical text", nullable=False, since=2),
+    Field("settings", "text", "what the measures depend on beside that", nullable=False, since=2),
+    Field(
+        "ability", "text", "what it speaks of: quality, capacity, shift, ...; NULL for the subject as a whole", since=2
+    ),
+    Field("measure", "text", "name of the number; NULL for the subject as a whole", since=2),
+    Field("value", "f64", "what came of it; NULL where nothing could be measured", logical=False, since=2),
+    Field("low", "f64", "lower end of its 95 % interval, where there is one", logical=False, since=2),
+    Field("high", "f64", "upper end", logical=False, since=2),
+    Field("unit", "text", "unit of value, interval and threshold", since=2),
+    Field("bound", "text", "most, least or equal: on which side of the threshold it passes", since=2),
+    Field("threshold", "f64", "what it was held to; NULL where it is told and judged by nothing", since=2),
+    Field("verdict", "text", "pass, fail or refused", nullable=False, logical=False, since=2),
+    Field("reason", "text", "why, where the numbers do not say", logical=False, since=2),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificationRow:
+    run_id: str
+    certification: int
+    kind: str
+    model: str
+    fingerprint: str
+    engine: str
+    engine_version: str
+    machine: str
+    day: str
+    subject: str
+    settings: str
+    ability: str | None = None
+    measure: str | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    unit: str | None = None
+    bound: str | None = None
+    threshold: float | None = None
+    verdict: str
+    reason: str | None = None

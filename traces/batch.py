@@ -9,17 +9,39 @@ from typing import Any
 import pyarrow as pa
 
 from kvtape.planner.events import Event
-from kvtape.planner.rows import BlockRow, PlanRow, RunRow, ScoreRow, SessionRow, TokensRow, TrialRow
+from kvtape.planner.rows import (
+    BlockRow,
+    CertificationRow,
+    PlanRow,
+    RunRow,
+    ScoreRow,
+    SessionRow,
+    TokensRow,
+    TrialRow,
+)
 from kvtape.traces.codec import to_arrow
-from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SCORES, SESSIONS, TABLES, TOKENS, TRIALS
+from kvtape.traces.schema import (
+    BLOCKS,
+    CERTIFICATIONS,
+    EVENTS,
+    PLANS,
+    RUNS,
+    SCORES,
+    SESSIONS,
+    TABLES,
+    TOKENS,
+    TRIALS,
+)
 from kvtape.traces.tape import BLOCK_TOKENS, Tape, content_mac
 
 __all__ = ["BatchBuilder", "Item"]
 
+_BUILT = (SESSIONS, EVENTS, TOKENS, BLOCKS, PLANS, SCORES, TRIALS, CERTIFICATIONS)
+
 
 @dataclass(slots=True)  # not frozen: the recording thread makes one for every event, and freezing is a third of it
 class Item:
-    """A session's row, an event with what belongs to it, or trials. Never changed."""
+    """A session's row, an event with what belongs to it, trials or certifications. Never changed."""
 
     session: SessionRow | None = None
     event: Event | None = None
@@ -28,6 +50,7 @@ class Item:
     blocks: tuple[BlockRow, ...] = ()
     scores: tuple[ScoreRow, ...] = ()
     trials: tuple[TrialRow, ...] = ()
+    certifications: tuple[CertificationRow, ...] = ()
 
 
 class BatchBuilder:
@@ -48,12 +71,13 @@ class BatchBuilder:
 
     def build(self, items: Sequence[Item]) -> dict[str, pa.Table]:
         """Arrow tables by name; tables without rows are left out."""
-        rows: dict[str, list[Any]] = {t.name: [] for t in (SESSIONS, EVENTS, TOKENS, BLOCKS, PLANS, SCORES, TRIALS)}
+        rows: dict[str, list[Any]] = {t.name: [] for t in _BUILT}
         for item in items:
             if item.session is not None:
                 self.open_session(item.session)
                 rows[SESSIONS.name].append(item.session)
             rows[TRIALS.name].extend(item.trials)
+            rows[CERTIFICATIONS.name].extend(item.certifications)
             if item.event is None:
                 continue
             rows[EVENTS.name].append(item.event)

@@ -5,6 +5,7 @@ They depend on the values alone, not on Arrow's buffers, chunks or dictionaries,
     table    u64 rows, then each column
     column   u32 length + name, one byte N (all null), A (none null) or M (mixed), for M one byte per row (1 = there),
              then the values, little-endian; null values count as 0 or empty
+             a column of a later schema version than 1 that is all null has no bytes, not even its name
     text     u32 length of each, then all UTF-8 bytes;   enumerations are their text
     tokens   u32 length of each, then all i32;   floats likewise, then all f32
 """
@@ -52,9 +53,12 @@ def table_bytes(fields: Iterable[Field], rows: pa.Table) -> Iterator[Chunk]:
     """Canonical bytes of the columns `fields` of `rows`, in that order."""
     yield struct.pack("<Q", rows.num_rows)
     for field in fields:
+        column = rows.column(field.name)
+        if field.since > 1 and column.null_count == len(column):
+            continue
         name = field.name.encode()
         yield struct.pack("<I", len(name)) + name
-        yield from column_bytes(rows.column(field.name), field)
+        yield from column_bytes(column, field)
 
 
 def column_bytes(column: pa.ChunkedArray | pa.Array, field: Field) -> Iterator[Chunk]:

@@ -20,7 +20,7 @@ import duckdb
 from kvtape.traces.definitions import creating_statements
 from kvtape.traces.errors import LogExists, LogLocked, LogTooNew, LogUnreadable, NotALog
 from kvtape.traces.leftovers import claimed
-from kvtape.traces.schema import ALL_TABLES, FORMAT, SCHEMA_VERSION
+from kvtape.traces.schema import ALL_TABLES, FORMAT, SCHEMA_VERSION, TABLES
 from kvtape.traces.sidecar import fsync_dir
 
 __all__ = [
@@ -180,14 +180,15 @@ def read_meta(connection: duckdb.DuckDBPyConnection, shown: Path, *, alone: bool
             f"{SCHEMA_VERSION}: upgrade kvtape"
         )
     if not alone:
-        _check_tables(connection, shown)
+        _check_tables(connection, shown, version)
     return meta
 
 
-def _check_tables(connection: duckdb.DuckDBPyConnection, shown: Path) -> None:
+def _check_tables(connection: duckdb.DuckDBPyConnection, shown: Path, version: int) -> None:
     with readable(shown):
         there = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-    lacking = [name for name in ALL_TABLES if name not in there]
+    of_then = [name for name in ALL_TABLES if name not in TABLES or TABLES[name].since <= version]
+    lacking = [name for name in of_then if name not in there]
     if lacking:
         raise NotALog(
             f"{shown}: a log without the tables {', '.join(lacking)}, written before kvtape 0.1.0 or changed since; "

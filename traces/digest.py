@@ -12,7 +12,7 @@ import duckdb
 
 from kvtape.traces.canonical import table_bytes
 from kvtape.traces.query import empty_columns, select_arrow
-from kvtape.traces.schema import ROW_TABLES, SCHEMA_VERSION
+from kvtape.traces.schema import ROW_TABLES
 
 __all__ = ["logical_digest"]
 
@@ -22,11 +22,13 @@ _CHUNK_ROWS = 65_536
 
 def logical_digest(connection: duckdb.DuckDBPyConnection, run_id: str) -> str:
     """SHA-256 hex over the run's rows; see the module."""
-    digest = hashlib.sha256(f"kvtape logical digest {SCHEMA_VERSION}".encode())
+    digest = hashlib.sha256(b"kvtape logical digest 1")
     for table in ROW_TABLES:
         fields = [f for f in table.fields if f.logical]
         unread = {f.name for f in table.fields if not f.logical} | set(empty_columns(connection, table))
         rows = select_arrow(connection, table, "run_id = ?", [run_id], empty=sorted(unread))
+        if table.since > 1 and not rows.num_rows:
+            continue  # as in logs that do not have the table
         digest.update(f"{table.name} {rows.num_rows}".encode())
         for start in range(0, rows.num_rows, _CHUNK_ROWS):
             for chunk in table_bytes(fields, rows.slice(start, _CHUNK_ROWS)):

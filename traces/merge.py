@@ -26,7 +26,7 @@ from kvtape.traces.folder import is_log_folder, segments
 from kvtape.traces.leftovers import claimed
 from kvtape.traces.parquet_files import write_parquet
 from kvtape.traces.reader import Log, open_log
-from kvtape.traces.schema import ROW_TABLES, RUNS, Table
+from kvtape.traces.schema import ROW_TABLES, RUNS, SCHEMA_VERSION, Table
 from kvtape.traces.seal import publish_sealed
 from kvtape.traces.sidecar import Head
 from kvtape.traces.union import Part, union
@@ -94,10 +94,16 @@ def _meta(logs: Sequence[Log]) -> dict[str, str]:
     """Meta rows of the new log; its id follows from its parts, so that merging the same again gives the same log."""
     parts = [[log.meta["log_id"], log.chain_digest] for log in logs]
     text = json.dumps(parts, separators=(",", ":"))
-    same = {name: logs[0].meta[name] for name in ("format", "schema_version", "key_id")}
+    same = {name: logs[0].meta[name] for name in ("format", "key_id")}
     versions = sorted({log.meta["kvtape_version"] for log in logs})
     log_id = hashlib.blake2b(b"kvtape merged log" + text.encode(), digest_size=8).hexdigest()
-    more = {"kvtape_version": versions[-1], "definitions": definitions_digest(), "log_id": log_id, "merged_from": text}
+    more = {
+        "schema_version": str(SCHEMA_VERSION),
+        "kvtape_version": versions[-1],
+        "definitions": definitions_digest(),
+        "log_id": log_id,
+        "merged_from": text,
+    }
     return {**same, **more}
 
 

@@ -9,8 +9,7 @@ import duckdb
 import pyarrow as pa
 
 from kvtape.traces.codec import from_arrow
-from kvtape.traces.schema import SCHEMA_VERSION, Table, quoted
-from kvtape.traces.upcast import upcast
+from kvtape.traces.schema import Table, quoted
 
 __all__ = ["empty_columns", "order_by", "select_arrow", "select_rows"]
 
@@ -28,22 +27,21 @@ def select_arrow(
     *,
     by_batch: bool = False,
     ordered: bool = True,
-    version: int = SCHEMA_VERSION,
     empty: Collection[str] = (),
 ) -> pa.Table:
     """Columns of `table` plus `batch`, rows in canonical order or as they lie, of batch after batch if asked.
 
-    Enumerations come as Arrow dictionaries. `version`: the schema version of the log; older rows are brought up.
+    Enumerations come as Arrow dictionaries.
     `empty`: columns known to hold nothing (`empty_columns`) are not read, and come last, as Arrow nulls.
     """
     names = [c for c in (*table.columns, "batch") if c not in empty]
-    columns = ", ".join(map(quoted, names)) if version == SCHEMA_VERSION else "*"
+    columns = ", ".join(map(quoted, names))
     order = order_by(table, *(["batch"] if by_batch else [])) if ordered else ""
     query = f"SELECT {columns} FROM {table.name} WHERE {where} {order}"
     rows = connection.sql(query, params=list(params)).to_arrow_table()
-    for name in empty if version == SCHEMA_VERSION else ():
+    for name in empty:
         rows = rows.append_column(name, pa.nulls(rows.num_rows))
-    return upcast(table.name, rows, version)
+    return rows
 
 
 def empty_columns(connection: duckdb.DuckDBPyConnection, table: Table) -> list[str]:
@@ -61,8 +59,6 @@ def select_rows(
     table: Table,
     where: str = "true",
     params: Sequence[Any] = (),
-    *,
-    version: int = SCHEMA_VERSION,
 ) -> list[Any]:
     """The same as dataclasses of `table.row`."""
-    return from_arrow(table, select_arrow(connection, table, where, params, version=version))
+    return from_arrow(table, select_arrow(connection, table, where, params))

@@ -20,15 +20,28 @@ from kvtape.planner.event_columns import EventColumns
 from kvtape.planner.events import Event
 from kvtape.planner.fold_columns import fold_columns
 from kvtape.planner.residency import ResidencyState, check_event, fold
-from kvtape.planner.rows import BlockRow, PlanRow, RunRow, ScoreRow, SessionRow, TokensRow, TrialRow
+from kvtape.planner.rows import BlockRow, CertificationRow, PlanRow, RunRow, ScoreRow, SessionRow, TokensRow, TrialRow
 from kvtape.traces.database import check_file_kind, check_whole, one_line, open_read_only, read_meta, readable, wal_path
 from kvtape.traces.digest import logical_digest
 from kvtape.traces.errors import LogLocked, LogMissing, LogUnreadable, NoSuchRow, SqlRejected
 from kvtape.traces.live import drop_stale_wal, recorded_here, snapshot
 from kvtape.traces.query import select_arrow, select_rows
-from kvtape.traces.schema import BLOCKS, EVENTS, PLANS, RUNS, SCORES, SESSIONS, TABLES, TOKENS, TRIALS, quoted
+from kvtape.traces.schema import (
+    BLOCKS,
+    CERTIFICATIONS,
+    EVENTS,
+    PLANS,
+    RUNS,
+    SCORES,
+    SESSIONS,
+    TABLES,
+    TOKENS,
+    TRIALS,
+    quoted,
+)
 from kvtape.traces.session_columns import session_columns
 from kvtape.traces.sidecar import Head, head_path, read_head
+from kvtape.traces.upcast import bring_up
 
 __all__ = ["Log", "open_log"]
 
@@ -170,6 +183,10 @@ class Log:
         """Results of an evaluation by number. Default: those of `default_run()`."""
         return self._rows(TRIALS, "run_id = ?", [self._run(run_id)])
 
+    def certifications(self, run_id: str | None = None) -> list[CertificationRow]:
+        """Rows of proofs by number. Default: those of `default_run()`."""
+        return self._rows(CERTIFICATIONS, "run_id = ?", [self._run(run_id)])
+
     def state_at(self, run_id: str, session_id: str, seq: int | None = None) -> ResidencyState:
         """The state after event `seq` of the session (default: its last), folded as columns (`session_columns`).
 
@@ -225,12 +242,12 @@ class Log:
     def arrow(self, table: str, where: str = "true", params: Sequence[Any] = ()) -> pa.Table:
         """Rows of a table in canonical order, with their `batch`. KeyError for an unknown table."""
         with readable(self.path):
-            return select_arrow(self.connection, TABLES[table], where, params, version=self.schema_version)
+            return select_arrow(self.connection, TABLES[table], where, params)
 
     def _rows(self, table: Any, where: str = "true", params: Sequence[Any] = ()) -> list[Any]:
         try:
             with readable(self.path):
-                return select_rows(self.connection, table, where, params, version=self.schema_version)
+                return select_rows(self.connection, table, where, params)
         except ValueError as err:
             raise LogUnreadable(f"{self.path}: {table.name} holds what kvtape never writes ({err})") from None
 
@@ -303,10 +320,18 @@ def _open_in_place(path: Path) -> Log:
     connection = open_read_only(path, path)
     try:
         check_whole(connection, path, path)
-        return Log(path, connection, read_meta(connection, path), path)
+        return Log(path, connection, _todays(connection, path), path)
     except BaseException:
         connection.close()
         raise
+
+
+def _todays(connection: duckdb.DuckDBPyConnection, path: Path) -> dict[str, str]:
+    """The meta rows of an open log, whose tables are in the shape of today from now on."""
+    meta = read_meta(connection, path)
+    with readable(path):
+        bring_up(connection, int(meta["schema_version"]))
+    return meta
 
 
 def _open_snapshot(path: Path) -> Log:
@@ -318,7 +343,7 @@ def _open_snapshot(path: Path) -> Log:
         connection = open_read_only(copy, path)
         held.callback(connection.close)
         check_whole(connection, copy, path)
-        log = Log(path, connection, read_meta(connection, path), copy)
+        log = Log(path, connection, _todays(connection, path), copy)
         if not log.sealed:
             log.notice = _notice(log)
         elif stale:

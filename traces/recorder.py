@@ -21,7 +21,7 @@ from typing import Literal, Protocol, Self
 import duckdb
 
 from kvtape.planner.events import Event, Op
-from kvtape.planner.rows import BlockRow, PlanRow, RunRow, ScoreRow, SessionRow, TrialRow
+from kvtape.planner.rows import BlockRow, CertificationRow, PlanRow, RunRow, ScoreRow, SessionRow, TrialRow
 from kvtape.traces.batch import BatchBuilder, Item
 from kvtape.traces.errors import (
     LogUnreadable,
@@ -33,7 +33,8 @@ from kvtape.traces.errors import (
 )
 from kvtape.traces.folder import new_segment
 from kvtape.traces.lost import lost_detail
-from kvtape.traces.resume import Recorded, check_same_event, holds_run, last_trial, recorded_sessions
+from kvtape.traces.resume import Recorded, check_same_event, holds_run, last_number, recorded_sessions
+from kvtape.traces.schema import CERTIFICATIONS, TRIALS
 from kvtape.traces.seal import seal_log
 from kvtape.traces.tape import TOKEN_OPS
 from kvtape.traces.writer import LogWriter
@@ -109,7 +110,7 @@ class Recorder:
         self._max_latency_s = max_latency_s
         self._queue: deque[Item] = deque()
         self._marks: dict[str, _Mark] = {}
-        self._last_trial = -1
+        self._last_trial = self._last_certification = -1
         self._failure: BaseException | None = None
         self._closing = False
         self._closed = False
@@ -134,7 +135,8 @@ class Recorder:
         try:
             self._builder = BatchBuilder(writer.key)
             if holds_run(writer, run):
-                self._last_trial = last_trial(writer, run.run_id)
+                self._last_trial = last_number(writer, TRIALS, run.run_id)
+                self._last_certification = last_number(writer, CERTIFICATIONS, run.run_id)
                 for stored in recorded_sessions(writer, run.run_id, self._builder):
                     self._marks[stored.row.session_id] = _Mark(stored.row, stored)
             else:
@@ -212,6 +214,23 @@ class Recorder:
             with self._work:
                 self._put(Item(trials=tuple(rows)))
                 self._last_trial = last
+
+    def add_certifications(self, rows: Sequence[CertificationRow]) -> None:
+        """Hand over rows of proofs; durable only after `flush`. Numbers and errors as of `add_trials`."""
+        last = self._last_certification
+        for row in rows:
+            self._check_run(row.run_id)
+            if row.certification <= last:
+                what = f"certification {row.certification} came, the last of run {self.run_id} is {last}"
+                raise SequenceConflict(f"{self.path}: {what}")
+            numbers = (row.value, row.low, row.high, row.threshold)
+            if not all(math.isfinite(x) for x in numbers if x is not None):
+                raise ValueError(f"certification {row.certification}: {numbers}: what is not finite has no place here")
+            last = row.certification
+        if rows:
+            with self._work:
+                self._put(Item(certifications=tuple(rows)))
+                self._last_certification = last
 
     def _put_event(self, mark: _Mark, item: Item) -> None:
         """Queue the event or, when dropping, only count it. Needs the lock."""

@@ -19,6 +19,7 @@ from kvtape.traces.reader import open_log
 from kvtape.traces.schema import ROW_TABLES, Table, quoted
 from kvtape.traces.seal import copy_rows, publish_sealed
 from kvtape.traces.sidecar import Head
+from kvtape.traces.upcast import bring_up
 
 __all__ = ["RedactReport", "redact"]
 
@@ -54,6 +55,7 @@ def redact(path: str | Path, out: str | Path) -> RedactReport:
         log.connection.close()
         connection = open_read_only(source, source, confined=False)
         try:
+            bring_up(connection, log.schema_version)
             copy_rows(connection, meta, fresh, _without_content)
         finally:
             connection.close()

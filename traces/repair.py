@@ -31,6 +31,7 @@ from kvtape.traces.leftovers import claimed, leftovers
 from kvtape.traces.live import drop_stale_wal, held_elsewhere, recorded_here, snapshot
 from kvtape.traces.seal import copy_rows, publish_sealed
 from kvtape.traces.sidecar import Head, head_path, read_head
+from kvtape.traces.upcast import bring_up
 
 __all__ = ["Cut", "RepairReport", "repair"]
 
@@ -127,6 +128,8 @@ def _copy_out(
     connection: duckdb.DuckDBPyConnection, source: Path, copy: Path, fresh: Path, wal_bytes: int
 ) -> tuple[Head, RepairReport]:
     meta = read_meta(connection, source)
+    with readable(source):
+        bring_up(connection, int(meta["schema_version"]))
     notes = []
     try:
         old = read_head(copy, source)

@@ -11,11 +11,11 @@ from kvtape.traces.batch import BatchBuilder
 from kvtape.traces.errors import SequenceConflict
 from kvtape.traces.lost import lost_events
 from kvtape.traces.query import select_rows
-from kvtape.traces.schema import EVENTS, RUNS, SESSIONS, TOKENS
+from kvtape.traces.schema import EVENTS, RUNS, SESSIONS, TOKENS, Table, quoted
 from kvtape.traces.tape import content_mac
 from kvtape.traces.writer import LogWriter
 
-__all__ = ["Recorded", "check_same_event", "holds_run", "last_trial", "recorded_sessions"]
+__all__ = ["Recorded", "check_same_event", "holds_run", "last_number", "recorded_sessions"]
 
 
 @dataclass(slots=True)
@@ -43,9 +43,10 @@ def holds_run(writer: LogWriter, run: RunRow) -> bool:
     return bool(found)
 
 
-def last_trial(writer: LogWriter, run_id: str) -> int:
-    """Number of the run's last trial; -1 where there is none."""
-    found = writer.connection.execute("SELECT max(trial) FROM trials WHERE run_id = ?", [run_id]).fetchall()
+def last_number(writer: LogWriter, table: Table, run_id: str) -> int:
+    """Number of the run's last row of `table`, which is ordered by run and number; -1 where there is none."""
+    query = f"SELECT max({quoted(table.order[1])}) FROM {table.name} WHERE run_id = ?"
+    found = writer.connection.execute(query, [run_id]).fetchall()
     return -1 if found[0][0] is None else int(found[0][0])
 
 

@@ -3,7 +3,7 @@
     meta      key, value                                   what the file is; fixed when it is created
     batches   one row per batch, with its digest           the chain that `verify` recomputes
     runs, sessions, events, tokens, blocks, plans,
-    scores, trials                                         the rows; each bears the number of its batch
+    scores, trials, certifications                         the rows; each bears the number of its batch
 
 There is no PRIMARY KEY: it costs half the append rate, and sequence numbers are checked before a row is written.
 """
@@ -20,6 +20,7 @@ from kvtape.planner.events import EVENT_FIELDS, SCHEMA_VERSION, Event, Op, Place
 from kvtape.planner.fields import Field, Kind
 from kvtape.planner.rows import (
     BLOCK_FIELDS,
+    CERTIFICATION_FIELDS,
     PLAN_FIELDS,
     RUN_FIELDS,
     SCORE_FIELDS,
@@ -27,6 +28,7 @@ from kvtape.planner.rows import (
     TOKENS_FIELDS,
     TRIAL_FIELDS,
     BlockRow,
+    CertificationRow,
     PlanRow,
     RunRow,
     ScoreRow,
@@ -39,6 +41,7 @@ __all__ = [
     "ALL_TABLES",
     "BATCHES",
     "BLOCKS",
+    "CERTIFICATIONS",
     "ENUMS",
     "EVENTS",
     "FORMAT",
@@ -111,6 +114,11 @@ class Table:
         return tuple(f.name for f in self.fields)
 
     @property
+    def since(self) -> int:
+        """The schema version that brought the table."""
+        return min(f.since for f in self.fields)
+
+    @property
     def chained(self) -> tuple[Field, ...]:
         """The fields under the hash chain."""
         return tuple(f for f in self.fields if f.chained)
@@ -124,8 +132,9 @@ BLOCKS = Table("blocks", BLOCK_FIELDS, BlockRow, ("run_id", "session_id", "seq",
 PLANS = Table("plans", PLAN_FIELDS, PlanRow, ("run_id", "session_id", "seq"))
 SCORES = Table("scores", SCORE_FIELDS, ScoreRow, ("run_id", "session_id", "seq", "block_id", "start"))
 TRIALS = Table("trials", TRIAL_FIELDS, TrialRow, ("run_id", "trial"))
+CERTIFICATIONS = Table("certifications", CERTIFICATION_FIELDS, CertificationRow, ("run_id", "certification"))
 
-ROW_TABLES = (RUNS, SESSIONS, EVENTS, TOKENS, BLOCKS, PLANS, SCORES, TRIALS)
+ROW_TABLES = (RUNS, SESSIONS, EVENTS, TOKENS, BLOCKS, PLANS, SCORES, TRIALS, CERTIFICATIONS)
 """In the order in which the chain hashes them."""
 
 TABLES: dict[str, Table] = {t.name: t for t in ROW_TABLES}

@@ -22,6 +22,7 @@ from kvtape.traces.folder import register
 from kvtape.traces.leftovers import sealing_path
 from kvtape.traces.schema import ROW_TABLES, Table, quoted_text
 from kvtape.traces.sidecar import Head, file_digest, fsync_dir, write_head
+from kvtape.traces.upcast import bring_up
 from kvtape.traces.writer import LogWriter
 
 __all__ = ["check_copy", "copy_rows", "publish_sealed", "seal_log"]
@@ -82,7 +83,9 @@ def check_copy(fresh: Path, head: Head) -> None:
     """Raises LogUnreadable when the file is not what `head` says."""
     connection = open_read_only(fresh, fresh)
     try:
-        findings = check_chain(connection, read_meta(connection, fresh), head).findings
+        meta = read_meta(connection, fresh)
+        bring_up(connection, int(meta["schema_version"]))
+        findings = check_chain(connection, meta, head).findings
     finally:
         connection.close()
     if findings:

@@ -30,9 +30,12 @@ class Stretches:
     def __init__(self, fields: Iterable[Field], rows: pa.Table) -> None:
         self._parts: list[bytes | Part] = []
         for field in fields:
-            name = field.name.encode()
-            self._fixed(struct.pack("<I", len(name)) + name)
+            name = struct.pack("<I", len(field.name.encode())) + field.name.encode()
             array = plain_array(rows.column(field.name))
+            if field.since > 1:
+                self._parts.append(_later_column(array, field, name))
+                continue
+            self._fixed(name)
             if array.null_count == len(array):
                 self._fixed(b"N")
             else:
@@ -69,6 +72,19 @@ def _column(array: pa.Array, field: Field) -> Part:
             return [b"N"]
         flags = [b"A"] if there == stop - start else [b"M", valid[start:stop].tobytes()]
         return [*flags, *values(start, stop)]
+
+    return part
+
+
+def _later_column(array: pa.Array, field: Field, name: bytes) -> Part:
+    """A column that version 1 did not have: where it has no value, it has no bytes."""
+    if array.null_count == len(array):
+        return lambda start, stop: []
+    column = _column(array, field)
+
+    def part(start: int, stop: int) -> list[bytes]:
+        found = column(start, stop)
+        return [] if found == [b"N"] else [name, *found]
 
     return part
 

@@ -33,6 +33,7 @@ from kvtape.traces.schema import (
     quoted,
     quoted_text,
 )
+from kvtape.traces.upcast import columns_of, no_rows
 from kvtape.traces.views import VIEWS
 
 __all__ = ["PARQUET", "Part", "UnionLog", "open_folder", "open_parquet", "parquet_parts", "parquet_place", "union"]
@@ -243,18 +244,17 @@ def _create_views(connection: duckdb.DuckDBPyConnection, parts: Sequence[Part]) 
 
 
 def _over_all(table: Table, parts: Sequence[Part], offsets: Sequence[int]) -> str:
-    # Enumerations of two files are two types; as text they are one.
-    columns = ", ".join(
-        f"{quoted(f.name)}::VARCHAR AS {quoted(f.name)}" if f.kind in ("op", "way", "placement") else quoted(f.name)
-        for f in table.fields
-    )
-    selects = [
-        f"SELECT {columns}, (batch + {offset})::UBIGINT AS batch FROM {_rows(i, part, table.name)}"
-        for i, (part, offset) in enumerate(zip(parts, offsets, strict=True))
-    ]
+    selects = []
+    for i, (part, offset) in enumerate(zip(parts, offsets, strict=True)):
+        version = int(part.meta["schema_version"])
+        if table.since <= version:
+            # Enumerations of two files are two types; as text they are one.
+            columns = ", ".join(columns_of(table, version, enums_as_text=True))
+            rows = _rows(i, part, table.name)
+            selects.append(f"SELECT {columns}, (batch + {offset})::UBIGINT AS batch FROM {rows}")
     everything = " UNION ALL ".join(selects)
     if not everything:
-        return _no_rows(table.name, "")
+        return no_rows(table, enums_as_text=True)
     if table is not RUNS:
         return everything
     names = ", ".join(quoted(c) for c in table.columns)

@@ -29,6 +29,8 @@ _TURNS = View(
         ("dropped", "resident tokens given up by the truncation"),
         ("suffix", "suffix tokens"),
         ("completion_tokens", "tokens generated"),
+        ("drafted_tokens", "proposed tokens that the engine looked at; NULL without speculation"),
+        ("accepted_tokens", "of those, the ones that it generates itself"),
         ("physical_prefill_tokens", "tokens the engine computed for prefills and rebuilds"),
         ("recomputed_tokens", "tokens computed again that had been resident"),
         ("evicted_tokens", "tokens evicted during the turn"),
@@ -48,6 +50,8 @@ _TURNS = View(
         sum(dropped)::UBIGINT AS dropped,
         coalesce(sum(suffix), 0)::UBIGINT AS suffix,
         coalesce(sum(completion_tokens), 0)::UBIGINT AS completion_tokens,
+        sum(drafted_tokens)::UBIGINT AS drafted_tokens,
+        sum(accepted_tokens)::UBIGINT AS accepted_tokens,
         coalesce(sum(physical_prefill_tokens), nothing)::UBIGINT AS physical_prefill_tokens,
         coalesce(sum(recomputed_tokens), nothing)::UBIGINT AS recomputed_tokens,
         coalesce(sum(n_tokens) FILTER (op = 'evict'), nothing)::UBIGINT AS evicted_tokens,
@@ -249,11 +253,15 @@ _COSTS = View(
         ("elapsed_ns", "nanoseconds in all"),
         ("avg_elapsed_ns", "nanoseconds of one"),
         ("ns_per_token", "elapsed_ns / tokens"),
+        ("drafted_tokens", "decode: proposed tokens that the engine looked at; NULL without speculation"),
+        ("accepted_share", "of those, the share that it generates itself"),
     ),
     """
     SELECT e.run_id, s.backend, e.op, e.way, count(*)::UBIGINT AS events, sum(e.n_tokens)::UBIGINT AS tokens,
         sum(e.physical_prefill_tokens)::UBIGINT AS computed_tokens, sum(e.elapsed_ns)::UBIGINT AS elapsed_ns,
-        avg(e.elapsed_ns) AS avg_elapsed_ns, sum(e.elapsed_ns) / nullif(sum(e.n_tokens), 0) AS ns_per_token
+        avg(e.elapsed_ns) AS avg_elapsed_ns, sum(e.elapsed_ns) / nullif(sum(e.n_tokens), 0) AS ns_per_token,
+        sum(e.drafted_tokens)::UBIGINT AS drafted_tokens,
+        sum(e.accepted_tokens) / nullif(sum(e.drafted_tokens), 0) AS accepted_share
     FROM events e LEFT JOIN sessions s USING (run_id, session_id)
     WHERE e.elapsed_ns IS NOT NULL AND e.op NOT IN ('refuse', 'fatal') GROUP BY ALL
     """,

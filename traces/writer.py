@@ -166,6 +166,8 @@ def _resumed_head(path: Path, connection: duckdb.DuckDBPyConnection, key: bytes,
     The sidecar is about to be written anew, so whatever it alone can tell must be told here.
     """
     meta = read_meta(connection, path)
+    if meta["schema_version"] != str(SCHEMA_VERSION):
+        raise LogExists(f"{path}: begun by an older kvtape; `kvtape repair` ends it, record into another path")
     if meta.get("key_id") != key_id(key):
         raise KeyMismatch(f"{path}: written under another key; put its own key file back")
     last = connection.execute(

@@ -32,7 +32,7 @@ def test_what_is_not_a_log_says_so(good: Path, tmp_path: Path, reads) -> None:
     empty = tmp_path / "empty.duckdb"
     empty.touch()
     newer = edit_log(
-        good, tmp_path / "newer.duckdb", ["UPDATE meta SET value = '2' WHERE key = 'schema_version'"], rechain=False
+        good, tmp_path / "newer.duckdb", ["UPDATE meta SET value = '9' WHERE key = 'schema_version'"], rechain=False
     )
     cut = copy_log(good, tmp_path / "cut.duckdb")
     cut.write_bytes(good.read_bytes()[: good.stat().st_size // 2])
@@ -58,7 +58,7 @@ def test_what_is_not_a_log_says_so(good: Path, tmp_path: Path, reads) -> None:
 
 def test_the_newer_schema_error_names_both_versions(good: Path, tmp_path: Path) -> None:
     sql = "UPDATE meta SET value = '7' WHERE key = 'schema_version'"
-    with pytest.raises(LogTooNew, match=r"schema version 7 .* reads up to 1: upgrade"):
+    with pytest.raises(LogTooNew, match=r"schema version 7 .* reads up to 2: upgrade"):
         open_log(edit_log(good, tmp_path / "n.duckdb", [sql], rechain=False))
 
 

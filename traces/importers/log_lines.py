@@ -95,8 +95,8 @@ def _begin(source: Source, line: bytes) -> _Chain:
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise source.rejected("meta", "no log of kvtape", "the first line has the meta rows of a log")
     version = meta.get("schema_version")
-    if version != str(SCHEMA_VERSION):
-        what = f"schema version {version}, this kvtape writes {SCHEMA_VERSION}"
+    if str(version) not in {str(n) for n in range(1, SCHEMA_VERSION + 1)}:
+        what = f"schema version {version}, this kvtape reads up to {SCHEMA_VERSION}"
         raise source.rejected("schema_version", what, "use the kvtape that exported it")
     for name in _ALWAYS:
         if not isinstance(meta.get(name), str):
