@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 from pathlib import Path
 
-import openvino_genai
-
+from kvtape.backends.openvino.engine import OpenVinoEngine
 from support.openvino_tiny import MODELS, scratch_folder
 from support.tiny_gguf import write_tiny
 
-__all__ = ["save_ir", "tiny_ir", "tiny_ir_source"]
+__all__ = ["save_ir", "tiny_ir", "tiny_ir_engine", "tiny_ir_source"]
 
 
-def save_ir(gguf: Path, folder: Path) -> Path:
-    """`folder`, new, with the model and tokenizer of `gguf` (F16 or Q8_0 matrices) as openvino-genai saves them."""
+def save_ir(gguf: Path, folder: Path, n_ctx_train: int | None = None) -> Path:
+    """`folder`, new, with the model and tokenizer of `gguf` (F16 or Q8_0 matrices) as openvino-genai saves them.
+
+    With `n_ctx_train` it gets the config.json that a directory from a model hub has, and that genai does not write.
+    """
+    import openvino_genai  # half a second, which not every test that takes a model directory spends
+
     folder.mkdir(parents=True)
     # It writes beside the file it reads; the file itself is no part of a model directory.
     inside = folder / gguf.name
@@ -26,6 +31,8 @@ def save_ir(gguf: Path, folder: Path) -> Path:
         shutil.rmtree(folder)
         raise
     inside.unlink()
+    if n_ctx_train is not None:
+        (folder / "config.json").write_text(json.dumps({"max_position_embeddings": n_ctx_train}))
     return folder
 
 
@@ -38,4 +45,9 @@ def tiny_ir_source(name: str = "llama", weights: str = "f16") -> Path:
 @functools.cache
 def tiny_ir(name: str = "llama", weights: str = "f16") -> Path:
     """A model directory, made once a process (0.3 s)."""
-    return save_ir(tiny_ir_source(name, weights), scratch_folder() / f"{name}-{weights}-ir")
+    return save_ir(tiny_ir_source(name, weights), scratch_folder() / f"{name}-{weights}-ir", 4096)
+
+
+@functools.cache
+def tiny_ir_engine(name: str = "llama", weights: str = "f16") -> OpenVinoEngine:
+    return OpenVinoEngine.load(tiny_ir(name, weights))
