@@ -24,6 +24,7 @@ class Explanation:
     ways: tuple[str, ...]
     prefix_length: int
     tape_length: int
+    pending: int
     generation: int
     turn: int
     resident: list[tuple[int, int]]
@@ -40,7 +41,8 @@ class Explanation:
 
 def explain(parts: Parts, fatal_message: str | None, closed: bool, last_restore: dict[str, int] | None) -> Explanation:
     """`cold` is (block_id, start, stop); `forgotten` is what is below the prefix length and not resident;
-    `layout` is (tape_start, length, cache_start); `kv_bytes` is empty once the native context is gone."""
+    `layout` is (tape_start, length, cache_start); `pending` tokens wait behind the `tape_length` computed ones;
+    `kv_bytes` is empty once the native context is gone."""
     state = parts.state
     ended = closed or fatal_message is not None
     return Explanation(
@@ -52,6 +54,7 @@ def explain(parts: Parts, fatal_message: str | None, closed: bool, last_restore:
         ways=tuple(str(w) for w in parts.ways),
         prefix_length=state.prefix_length,
         tape_length=state.tape_length,
+        pending=parts.pending.n_tokens,
         generation=state.generation,
         turn=state.turn,
         resident=state.resident.as_pairs(),

@@ -8,11 +8,12 @@ from typing import Any
 from kvtape.backends import room
 from kvtape.backends.catalog import SegmentKind, Stretch
 from kvtape.backends.parts import Parts
+from kvtape.backends.pending import Offer
 from kvtape.backends.protocol import Choose
-from kvtape.planner.blocks import default_class
+from kvtape.planner.blocks import Block, default_class
 from kvtape.planner.events import Op
 
-__all__ = ["DECODE_RUN_TOKENS", "decode_run", "feed"]
+__all__ = ["DECODE_RUN_TOKENS", "compute_piece", "decode_run", "feed"]
 
 DECODE_RUN_TOKENS = 32
 """An executed decode run is recorded at the latest after so many tokens: a kill loses at most the open run."""
@@ -23,35 +24,46 @@ def feed(parts: Parts, tokens: list[int], stretches: Sequence[Stretch], start: i
 
     The first piece's event bears the turn's counters.
     """
+    offer = Offer(start, start, tuple(tokens), tuple(stretches), parts.state.turn)
     done = 0
     while done < len(tokens):
         n = room.make_room(parts, min(parts.backend.config.chunk, len(tokens) - done))
-        piece = tokens[done : done + n]
-        began, cache_start = parts.now(), parts.state.next_cache_position
-        result = parts.backend.prefill(piece, start + done)
-        elapsed = parts.now() - began
-        parts.tape.extend(piece)
-        blocks = parts.catalog.grow(stretches, len(parts.tape), op_start=start, clock=parts.state.turn)
-        parts.journal.emit(
-            Op.PREFILL,
-            began,
-            tokens=piece,
-            block_rows=parts.block_rows(blocks),
-            start=start + done,
-            stop=start + done + n,
-            n_tokens=n,
-            cache_start=cache_start,
-            physical_prefill_calls=result.calls,
-            physical_prefill_tokens=result.tokens,
-            token_count_source=_source(result.counted),
-            elapsed_ns=elapsed,
-            kv_bytes=parts.resident_bytes(),
-            **counters,
-        )
+        compute_piece(parts, tokens[done : done + n], (offer,), counters)
         counters = {}
-        parts.tokens_since_plan += n
-        parts.logits, parts.probed = result.logits, None
         done += n
+
+
+def compute_piece(parts: Parts, piece: list[int], offers: Sequence[Offer], counters: dict[str, Any]) -> None:
+    """Prefill `piece` at the tape's end, for which there is room; its event bears `counters`.
+
+    `offers`, in tape order, say what its tokens are.
+    """
+    start, began, cache_start = len(parts.tape), parts.now(), parts.state.next_cache_position
+    result = parts.backend.prefill(piece, start)
+    elapsed = parts.now() - began
+    parts.tape.extend(piece)
+    blocks: list[Block] = []
+    for o in offers:
+        stop = min(o.stop, len(parts.tape))
+        blocks += parts.catalog.grow(o.stretches, stop, op_start=o.origin, clock=o.turn)
+    parts.journal.emit(
+        Op.PREFILL,
+        began,
+        tokens=piece,
+        block_rows=parts.block_rows(blocks),
+        start=start,
+        stop=start + len(piece),
+        n_tokens=len(piece),
+        cache_start=cache_start,
+        physical_prefill_calls=result.calls,
+        physical_prefill_tokens=result.tokens,
+        token_count_source=_source(result.counted),
+        elapsed_ns=elapsed,
+        kv_bytes=parts.resident_bytes(),
+        **counters,
+    )
+    parts.tokens_since_plan += len(piece)
+    parts.logits, parts.probed = result.logits, None
 
 
 def decode_run(parts: Parts, wanted: int, choose: Choose) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
-from kvtape.backends import surgery
+from kvtape.backends import deferred, surgery
 from kvtape.backends.catalog import CatalogState
 from kvtape.backends.errors import (
     Cancelled,
@@ -187,6 +187,14 @@ class GuardedSession:
         except LogWriteFailed:
             self._abandon()
             raise
+
+    def _settle(self, *, folded: bool = False) -> None:
+        """Compute what waits (`backends.deferred`). Refused or cancelled, all of it waits again, or what is left of it
+        once rows were evicted; a cancelled one that evicted closes the session, as without deferral.
+        """
+        if self._parts.pending:
+            with deferred.kept_on_refusal(self._parts), self._roll_back(len(self._parts.tape)):
+                deferred.flush(self._parts, folded=folded)
 
     @contextmanager
     def _roll_back(self, tape_length: int) -> Iterator[None]:

@@ -11,6 +11,7 @@ from kvtape.backends.catalog import BlockCatalog
 from kvtape.backends.cold_store import ColdStore
 from kvtape.backends.errors import UnsupportedOperation
 from kvtape.backends.journal import Journal
+from kvtape.backends.pending import Pending
 from kvtape.backends.proofs.knobs import BASE, Precision
 from kvtape.backends.protocol import AttentionMass, Backend, Logits
 from kvtape.planner.blocks import Block
@@ -27,7 +28,10 @@ __all__ = ["Parts", "session_row"]
 
 @dataclass(slots=True)
 class Parts:
-    """Backend, journal (fold and log), tape of token ids, block catalog, cold store and policy of one session."""
+    """Backend, journal (fold and log), tape of token ids, block catalog, cold store and policy of one session.
+
+    `tape` is what was computed; what waits behind it is `pending`, always empty without deferred prefill.
+    """
 
     backend: Backend
     journal: Journal
@@ -37,6 +41,7 @@ class Parts:
     allow_recompute: bool
     evict_by_recompute: bool
     tape: list[int] = field(default_factory=list)
+    pending: Pending = field(default_factory=Pending)
     logits: Logits | None = None
     tokens_since_plan: int = 0
     evictions: int = 0
@@ -127,7 +132,7 @@ def session_row(parts: Parts, run_id: str, session_id: str, *, content: bool) ->
         chunk=config.chunk,
         kv_type_k=config.kv_type_k,
         kv_type_v=config.kv_type_v,
-        flash_attention=config.flash_attention,
+        flash_attention=config.flash_attention == "on",
         threads=config.threads,
         cold_budget_tokens=config.cold_budget_tokens,
         cold_budget_bytes=config.cold_budget_bytes,

@@ -99,9 +99,10 @@ def check_tokens(parts: Parts, tokens: Iterable[int]) -> list[int]:
 def plan_reuse(parts: Parts, tokens: Sequence[int], need_logits: bool) -> Reuse:
     """How far the tape can be kept, and which holes must be filled for it.
 
-    With `need_logits` the last token is always computed, so an identical prompt keeps all but that one.
+    With `need_logits` the last token is always computed, so an identical prompt keeps all but that one. What waits to
+    be computed counts as on the tape, and is no hole.
     """
-    common = common_prefix(parts.tape, tokens)
+    common = common_prefix([*parts.tape, *parts.pending.tokens] if parts.pending else parts.tape, tokens)
     keep = min(common, len(tokens) - 1) if need_logits else common
     reason = "diverged" if common < len(tokens) else "shorter" if keep == common else "logits"
     if parts.policy.hole == "forget":
@@ -110,7 +111,7 @@ def plan_reuse(parts: Parts, tokens: Sequence[int], need_logits: bool) -> Reuse:
     can_refill = parts.capabilities.recompute_range and parts.capabilities.remove_middle
     holes: list[Hole] = []
     free = parts.n_ctx - (parts.state.resident & RangeSet([(0, keep)])).n_tokens
-    for gap in RangeSet([(0, keep)]) - parts.state.resident:
+    for gap in RangeSet([(0, min(keep, len(parts.tape)))]) - parts.state.resident:
         for block in parts.catalog.inside(gap.start, gap.stop):
             start, stop = max(block.start, gap.start), min(block.stop, gap.stop)
             cold = parts.state.cold_block(block.block_id)

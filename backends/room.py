@@ -9,11 +9,12 @@ import numpy as np
 from kvtape.backends import scoring, surgery
 from kvtape.backends.errors import ContextOverflow
 from kvtape.backends.parts import Parts
+from kvtape.planner import layout as lay
 from kvtape.planner.events import Op, Way
 from kvtape.planner.plan import Plan
 from kvtape.planner.rows import PlanRow
 
-__all__ = ["make_room", "plan_now", "rows_before_plan"]
+__all__ = ["fits", "make_room", "plan_now", "refuse_positions", "rows_before_plan"]
 
 
 def rows_before_plan(parts: Parts) -> int:
@@ -44,6 +45,25 @@ def make_room(parts: Parts, incoming: int) -> int:
         raise ContextOverflow(parts.state.resident_tokens + 1, parts.n_ctx, why)
     _keep_positions_in_range(parts, incoming)
     return min(incoming, parts.free_rows, _positions_left(parts))
+
+
+def fits(parts: Parts, ahead: int, incoming: int) -> bool:
+    """Whether `make_room(incoming)` would decide nothing and shorten nothing once `ahead` more tokens are computed."""
+    after = ahead + incoming
+    return after <= parts.policy.limit(parts.n_ctx) - parts.state.resident_tokens and after <= _positions_left(parts)
+
+
+def refuse_positions(parts: Parts, keep: int, incoming: int) -> None:
+    """Raises ContextOverflow where it is known that positions run past the trained context.
+
+    Of `incoming` tokens behind the first `keep` of the tape; an evict or a compaction could win positions back, so
+    nothing is known where there may be one.
+    """
+    kept = lay.cut(parts.state.layout, keep)
+    at, trained = lay.next_cache_position(kept), parts.backend.facts.n_ctx_train
+    may_change = parts.policy.evicts or at > sum(s.length for s in kept)
+    if at + incoming > trained and not may_change:
+        raise ContextOverflow(at + incoming, trained, "positions would run past the trained context")
 
 
 def plan_now(parts: Parts, limit: int | None = None) -> None:

@@ -11,8 +11,9 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from kvtape.backends import carried, cold_steps, feeding, prefix, room, scoring, surgery
+from kvtape.backends import carried, cold_steps, deferred, feeding, prefix, room, scoring, surgery
 from kvtape.backends.catalog import BlockCatalog, Stretch
 from kvtape.backends.cold_store import open_store
 from kvtape.backends.errors import (
@@ -32,6 +33,7 @@ from kvtape.backends.prefix import Reuse
 from kvtape.backends.protocol import AttentionMass, Backend, Choose, Clock, EventSink, Logits
 from kvtape.backends.shadow import Shadow
 from kvtape.planner.blocks import PromptSegment
+from kvtape.planner.deferral import DEFERRED
 from kvtape.planner.events import Op, Placement, Way
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.specs import PolicySpec
@@ -68,6 +70,10 @@ class Session(GuardedSession):
     `allow_recompute` defaults to whether a cold store is configured, and to true with `evict_by="recompute"`, which
     carries evicts out by rebuilding from the survivors where the backend could do surgery. A `shadow` measures dense
     attention beside the session and ends with it; its clock must be the session's.
+
+    With `defer_prefill` a prompt waits on the tape until a decode, which computes all that waits first (see
+    `backends.deferred`); what else needs its rows (`evict`, `admit`, `compact`, `score`, `plan_now`, `snapshot`,
+    `set_policy`, `logits`) computes it before it begins. `resident` speaks of what was computed.
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class Session(GuardedSession):
         allow_recompute: bool | None = None,
         evict_by: str = "native",
         shadow: Shadow | None = None,
+        defer_prefill: bool = False,
     ) -> None:
         precision = check_precision(backend)
         check_policy(policy, backend, evict_by=evict_by, allow_recompute=allow_recompute, precision=precision)
@@ -100,6 +107,7 @@ class Session(GuardedSession):
         )
         super().__init__(parts, shadow)
         self._restore_cost: dict[str, int] | None = None
+        self._defer = defer_prefill
         sink.open_session(session_row(self._parts, run_id, session_id, content=content))
         began = self._parts.now()
         self._parts.journal.emit(
@@ -109,11 +117,22 @@ class Session(GuardedSession):
     @property
     def tape(self) -> tuple[int, ...]:
         """The token ids fed and generated so far; an index is a tape position."""
-        return tuple(self._parts.tape)
+        return (*self._parts.tape, *self._parts.pending.tokens)
+
+    @property
+    def pending_tokens(self) -> int:
+        """How many tokens at the end of the tape wait to be computed; 0 without deferred prefill."""
+        return self._parts.pending.n_tokens
 
     @property
     def logits(self) -> Logits | None:
-        """float32 `[n_vocab]` after the last computed token; None when nothing was computed since a change."""
+        """float32 `[n_vocab]` after the last token; None when nothing was computed since a change.
+
+        Computes what waits, and raises what that raises.
+        """
+        if self._parts.pending and not self.ended:
+            with self._operation("logits"):
+                self._settle()
         return self._parts.logits
 
     @property
@@ -137,9 +156,11 @@ class Session(GuardedSession):
             tokens = prefix.check_tokens(self._parts, (t for s in segments for t in s.tokens or ()))
             stretches = prefix.stretches(segments, 0)
             if self._parts.policy.hole == "refill":
+                if self._parts.state.dropped or self._parts.state.cold:
+                    self._settle()  # what waits does not see the holes that are filled for a later prompt
                 cold_steps.drop_damaged(self._parts, prefix.common_prefix(self._parts.tape, tokens))
             reuse = prefix.plan_reuse(self._parts, tokens, need_logits)
-            prefix.refuse_overflow(self._parts, reuse.keep, len(tokens) - reuse.keep, stretches)
+            deferred.refuse_overflow(self._parts, reuse.keep, len(tokens) - reuse.keep, stretches)
             return self._run_prefix(tokens, stretches, reuse)
 
     def prefill_suffix(self, tokens: Sequence[int], *, kind: str = "user") -> SuffixStatus:
@@ -147,13 +168,12 @@ class Session(GuardedSession):
         parts = self._parts
         with self._operation("prefill_suffix"):
             tokens = prefix.check_tokens(parts, tokens)
-            start = len(parts.tape)
+            start = len(parts.tape) + parts.pending.n_tokens
             stretches = prefix.stretches([PromptSegment(kind=kind, tokens=tuple(tokens))], start)
-            prefix.refuse_overflow(self._parts, start, len(tokens), stretches)
-            parts.journal.emit(Op.PROMPT, parts.now(), start=start, n_tokens=len(tokens), reason="suffix")
+            deferred.refuse_overflow(parts, start, len(tokens), stretches)
             counters = {"suffix": len(tokens), "prompt_tokens": len(tokens)}
-            with self._roll_back(start):
-                feeding.feed(self._parts, tokens, stretches, start, counters)
+            self._prompt(start, len(tokens), counters, waits=self._defer, reason="suffix")
+            self._feed(tokens, stretches, start, counters)
             return SuffixStatus(suffix=len(tokens))
 
     def decode(
@@ -188,6 +208,7 @@ class Session(GuardedSession):
         with self._operation("decode"):
             if not isinstance(n, int) or n <= 0:
                 raise InputRejected(f"decode {n!r} tokens: ask for a whole number of at least 1")
+            self._settle(folded=True)
             if self._parts.logits is None:
                 raise InputRejected("nothing to decode from: prefill at least one token first")
             parts.journal.emit(Op.GENERATE, parts.now(), n_tokens=n, reason=_stop_rule(choose, stops))
@@ -208,6 +229,7 @@ class Session(GuardedSession):
         The last resident token stays always: what is computed next goes on from it.
         """
         with self._operation("evict"):
+            self._settle()
             whole = isinstance(start, int) and isinstance(stop, int)
             wanted = RangeSet([(start, stop)]) if whole and 0 <= start < stop else RangeSet()
             resident = self._parts.state.resident
@@ -224,11 +246,13 @@ class Session(GuardedSession):
     def admit(self, block_id: int, placement: Placement = Placement.IN_PLACE, *, reason: str = "asked") -> None:
         """Bring a cold block back, in its own place or behind the last row."""
         with self._operation("admit"):
+            self._settle()
             surgery.admit(self._parts, block_id, placement, reason)
 
     def compact(self) -> int:
         """Close all holes of the cache by re-rotation; returns how many positions were won."""
         with self._operation("compact"):
+            self._settle()
             return surgery.compact(self._parts, "asked")
 
     def score(self, tokens: Sequence[int]) -> AttentionMass:
@@ -239,6 +263,7 @@ class Session(GuardedSession):
         with self._operation("score"):
             self._parts.require("score", "attention_scores")
             prefix.check_tokens(self._parts, tokens)
+            self._settle()
             return scoring.probe(self._parts, tokens)
 
     def plan_now(self, limit: int | None = None) -> None:
@@ -246,6 +271,7 @@ class Session(GuardedSession):
         with self._operation("plan_now"):
             if limit is not None and (not isinstance(limit, int) or limit < 2):
                 raise InputRejected(f"plan_now to {limit!r}: give a whole number of at least 2 tokens")
+            self._settle()
             room.plan_now(self._parts, limit)
 
     def set_policy(self, policy: PolicySpec) -> None:
@@ -264,6 +290,7 @@ class Session(GuardedSession):
             )
             if policy.block != self._parts.policy.block:
                 raise UsageError(f"block={policy.block}: this session cuts blocks of {self._parts.policy.block}")
+            self._settle()
             scoring.follow(self._parts, policy)
             self._parts.policy = policy
 
@@ -272,6 +299,7 @@ class Session(GuardedSession):
         parts = self._parts
         with self._operation("snapshot"):
             parts.require("snapshot", "snapshot_state")
+            self._settle()
             began = parts.now()
             carried.carry(parts)
             blob = parts.backend.snapshot()
@@ -290,7 +318,7 @@ class Session(GuardedSession):
             return snapshot_id
 
     def restore(self, snapshot_id: int) -> None:
-        """Put a snapshot back; the tape becomes the snapshot's, and its generation goes up."""
+        """Put a snapshot back; the tape becomes the snapshot's, and its generation goes up. Nothing waits any more."""
         parts = self._parts
         with self._operation("restore"):
             parts.require("restore", "snapshot_state")
@@ -300,6 +328,7 @@ class Session(GuardedSession):
             began = parts.now()
             parts.backend.restore(saved.blob)
             parts.tape[:] = saved.tape
+            parts.pending.cut(0)
             parts.catalog.restore_blocks(saved.catalog)
             carried.take_back(parts, saved.history, saved.carried)
             self._parts.logits = None
@@ -328,21 +357,22 @@ class Session(GuardedSession):
 
     def _run_prefix(self, tokens: list[int], stretches: Sequence[Stretch], reuse: Reuse) -> PrefixStatus:
         parts = self._parts
-        below = (parts.state.resident & RangeSet([(0, reuse.keep)])).n_tokens
+        # Of the tape: what waits behind it is neither resident nor forgotten, and is computed with the rest.
+        kept = min(reuse.keep, len(parts.tape))
+        below = (parts.state.resident & RangeSet([(0, kept)])).n_tokens
         reused = below + sum(h.stop - h.start for h in reuse.holes)
         status = PrefixStatus(
             reused=reused,
-            forgotten=reuse.keep - reused,
-            prefilled=len(tokens) - reuse.keep,
+            forgotten=kept - reused,
+            prefilled=len(tokens) - kept,
             dropped=parts.state.resident_tokens - below,
         )
         counters = dataclasses.asdict(status) | {"prompt_tokens": len(tokens)}
-        # The first prefill bears the counters; a turn that computes nothing has only its prompt to bear them.
-        on_prompt = counters if reuse.keep == len(tokens) else {}
-        parts.journal.emit(Op.PROMPT, parts.now(), start=reuse.keep, n_tokens=len(tokens), **on_prompt)
+        self._prompt(kept, len(tokens), counters, waits=self._defer and kept < len(tokens))
         if reuse.keep < len(parts.tape):
             surgery.truncate(parts, reuse.keep, reuse.reason)
             parts.logits = None
+        parts.pending.cut(reuse.keep)
         for hole in reuse.holes:
             if hole.block_id is not None:
                 surgery.admit(parts, hole.block_id, Placement.IN_PLACE, "hole")
@@ -350,9 +380,25 @@ class Session(GuardedSession):
                 surgery.refill(parts, hole.start, hole.stop, "hole")
             parts.logits = None
         parts.catalog.touch(0, reuse.keep, parts.state.turn)
-        with self._roll_back(reuse.keep):
-            feeding.feed(parts, tokens[reuse.keep :], stretches, reuse.keep, counters)
+        parts.pending.touch(reuse.keep, parts.state.turn)
+        self._feed(tokens[reuse.keep :], stretches, reuse.keep, counters)
         return status
+
+    def _prompt(self, start: int, n: int, counters: dict[str, int], *, waits: bool, reason: str | None = None) -> None:
+        """The prompt's event. The first prefill bears the counters; one that computes nothing, or waits, has only its
+        prompt to bear them.
+        """
+        parts = self._parts
+        on_prompt: dict[str, Any] = dict(counters) if waits or (reason is None and start == n) else {}
+        detail = DEFERRED if waits else None
+        parts.journal.emit(Op.PROMPT, parts.now(), start=start, n_tokens=n, reason=reason, detail=detail, **on_prompt)
+
+    def _feed(self, tokens: list[int], stretches: Sequence[Stretch], start: int, counters: dict[str, int]) -> None:
+        if self._defer:
+            deferred.offer(self._parts, start, tokens, stretches)
+            return
+        with self._roll_back(start):
+            feeding.feed(self._parts, tokens, stretches, start, counters)
 
 
 def _greedy(logits: Logits) -> int:

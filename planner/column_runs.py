@@ -41,7 +41,8 @@ class Run(NamedTuple):
     `most`: by how much the resident tokens grow at most. `least_left`: by how much what is left behind `head` has
     grown when it is smallest after an evict. `lowest`: how far `cache_head` moves at its lowest after a shift.
     `turn` is the turn before, `turns` how many begin. `least_tape`, `most_tape`: between them the tape must be for the
-    run's prompts to be legal. `prefix`: prefix length of the last turn, where one begins.
+    run's prompts to be legal (one behind a prompt that waits is folded by itself). `prefix`: prefix length of the last
+    turn, where one begins. `prompts`: how many, suffixes too; `offered`: where the last one ends.
     """
 
     first: int
@@ -52,6 +53,8 @@ class Run(NamedTuple):
     turn: int
     turns: int
     prefix: int
+    prompts: int
+    offered: int
     least_tape: int
     most_tape: int
     extends: int
@@ -167,7 +170,10 @@ class _Rows:
         def least(which: Bools, values: Ints, other: int) -> Ints:
             return np.minimum.reduceat(np.where(which, values, other), first)
 
-        latest = np.maximum.accumulate(np.where(self.begins, rows, 0))[bounds[1:] - 1]
+        def latest(which: Bools) -> Ints:
+            return np.asarray(np.maximum.accumulate(np.where(which, rows, 0))[bounds[1:] - 1])
+
+        prompt = latest(self.prompts)
         # The tape's length at the run's beginning for which this row would stand at the tape's end.
         tape = c.start - (self.grown[:-1] - self.grown[base])
         grown, gone = self.grown[1:] - self.grown[base], taken[1:] - taken[base]
@@ -181,7 +187,9 @@ class _Rows:
             c.generation[first],
             c.turn[first] - self.begins[first],
             over(self.turns),
-            c.n_tokens[latest],
+            c.n_tokens[latest(self.begins)],
+            over(_sums(self.prompts)),
+            c.n_tokens[prompt] + np.where(c.suffix[prompt], c.start[prompt], 0),
             -least(self.prompts, -tape, 0),
             least(self.prompts & c.suffix, tape, _FAR),
             over(_sums(self.extends)),

@@ -49,8 +49,16 @@ def _folded(state: ResidencyState, run: Run) -> ResidencyState | None:
         except ValueError:
             return None
     prefix = run.prefix if run.turns else state.prefix_length
+    offered = run.offered if run.prompts else state.offered
     layout = _slid(state.layout, run) if slides else state.layout
-    return changed(state, layout=layout, next_seq=run.seq + run.n, turn=state.turn + run.turns, prefix_length=prefix)
+    return changed(
+        state,
+        layout=layout,
+        next_seq=run.seq + run.n,
+        turn=state.turn + run.turns,
+        prefix_length=prefix,
+        offered=offered,
+    )
 
 
 def _slides_here(state: ResidencyState, run: Run) -> bool:

@@ -56,15 +56,18 @@ def _open(state: ResidencyState, event: Event) -> ResidencyState:
 
 
 def _prompt(state: ResidencyState, event: Event) -> ResidencyState:
-    """A prefix prompt names the common prefix in `start`; a suffix (reason `suffix`) starts at the tape's end."""
+    """A prefix prompt names the common prefix in `start`; a suffix (reason `suffix`) starts at the tape's end, or at
+    that of the prompt before it, which waits to be computed."""
     if event.start is None or event.n_tokens is None:
         raise IllegalEvent(event, "needs start and n_tokens")
-    require(event, event.start <= state.tape_length, f"start {event.start} is past the tape ({state.tape_length})")
-    if event.reason == "suffix":
-        require(event, event.start == state.tape_length, "a suffix starts at the end of the tape")
-        return state
+    suffix = event.reason == "suffix"
+    end = max(state.tape_length, state.offered) if suffix else state.tape_length
+    require(event, event.start <= end, f"start {event.start} is past the tape ({end})")
+    if suffix:
+        require(event, event.start in (state.tape_length, end), "a suffix starts at the end of the tape")
+        return changed(state, offered=event.start + event.n_tokens)
     require(event, event.start <= event.n_tokens, "the common prefix is longer than the prompt")
-    return changed(state, turn=state.turn + 1, prefix_length=event.n_tokens)
+    return changed(state, turn=state.turn + 1, prefix_length=event.n_tokens, offered=event.n_tokens)
 
 
 def _unchanged(state: ResidencyState, event: Event) -> ResidencyState:
@@ -211,6 +214,7 @@ def _restore(state: ResidencyState, event: Event) -> ResidencyState:
         state,
         tape_length=saved.tape_length,
         prefix_length=saved.prefix_length,
+        offered=saved.tape_length,
         layout=saved.layout,
         cold=tuple(b for b in state.cold if b.block_id in held),
         generation=state.generation + 1,

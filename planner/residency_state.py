@@ -37,13 +37,17 @@ class SavedState:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyState:
-    """What is resident, cold and gone after some prefix of a session's events. All lengths in tokens."""
+    """What is resident, cold and gone after some prefix of a session's events. All lengths in tokens.
+
+    `offered`: where the last prompt ends on the tape, whether or not all of it was computed.
+    """
 
     next_seq: int = 0
     turn: int = 0
     tape_length: int = 0
     generation: int = 0
     prefix_length: int = 0
+    offered: int = 0
     n_ctx: int = 0
     layout: Layout = ()
     cold: tuple[ColdBlock, ...] = ()
