@@ -36,6 +36,12 @@ IDENTITY_TOLERANCE = 0.02
 LOGITS_TOLERANCE = 0.02
 """Largest difference of logits that must agree, in standard deviations of the logits."""
 
+COARSE_LOGITS_TOLERANCE = 0.05
+"""The same where keys or values keep fewer digits than f16. A token may see its own chunk's rows before they were
+rounded and older ones after, so two ways of cutting one prefill differ: by 0.022 on OpenVINO with bf16 inference."""
+
+_FINE = frozenset({"f64", "f32", "f16"})
+
 
 class NotConforming(AssertionError):
     """The backend does not do what the protocol says."""
@@ -265,8 +271,10 @@ class Bench:
 
     def same_logits(self, what: str, got: Logits, expected: Logits) -> None:
         worst = float(np.abs(got - expected).max() / (expected.std() or 1.0))
-        if not worst <= LOGITS_TOLERANCE:
-            self.fail(f"{what}: logits are {worst:.3g} standard deviations off (tolerance {LOGITS_TOLERANCE})")
+        kept = self.backend.config
+        tolerance = LOGITS_TOLERANCE if {kept.kv_type_k, kept.kv_type_v} <= _FINE else COARSE_LOGITS_TOLERANCE
+        if not worst <= tolerance:
+            self.fail(f"{what}: logits are {worst:.3g} standard deviations off (tolerance {tolerance})")
 
     def _check_identity(self, what: str, rows: npt.NDArray[Any], found: list[int], places: dict[int, int]) -> None:
         pairs = [(self.tape[places[c]], c) for c in found]

@@ -9,29 +9,26 @@ of every key is memory that nobody wrote (OpenVINO 2026.4.1; on qwen2 and qwen3 
 
 from __future__ import annotations
 
-import functools
 import io
 import threading
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import openvino as ov
 
 from kvtape.backends.errors import EnvironmentProblem, UsageError
 from kvtape.backends.openvino.graph import GraphShape, last_line
 from kvtape.backends.openvino.graph_source import build_graph
-from kvtape.backends.openvino.rope import F32, PROBE_POSITIONS, Rotation, find_rotation
-from kvtape.backends.openvino.runner import Runner, States, Step, StepFailed
+from kvtape.backends.openvino.rope import F32, PROBE_POSITIONS, PROBE_TOLERANCE, Rotation, find_rotation
+from kvtape.backends.openvino.runner import Runner, StateFailed, States, Step, StepFailed
+from kvtape.backends.openvino.runtime import core
 from kvtape.backends.openvino.signal_stack import kept_signal_stack
+from kvtape.backends.openvino.storage import Storage, ladder
 from kvtape.capacity.model import ModelShape
 
-__all__ = ["KV_TYPES", "Compiled", "Passenger", "Profile", "round_to"]
-
-KV_TYPES = ("f16", "f32")
-"""Storage types that a session can really get beside f32 inference; bf16 and mixed types silently become f32."""
+__all__ = ["Compiled", "Passenger", "Profile"]
 
 _DEVICE = "CPU"
 _PROBE_TOKEN = 1
@@ -39,18 +36,28 @@ _PROBE_TOKEN = 1
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a compiled model depends on: storage types of keys and values, threads, and whether it shows its queries."""
+    """What a compiled model depends on: storage types of keys and values, threads, whether it shows its queries, and
+    the type that it computes in."""
 
     kv_type_k: str
     kv_type_v: str
     threads: int
     queries: bool = False
+    inference: str = "f32"
+
+    @property
+    def keys(self) -> Storage:
+        return Storage(self.kv_type_k, self.inference)
+
+    @property
+    def values(self) -> Storage:
+        return Storage(self.kv_type_v, self.inference)
 
     def properties(self) -> dict[str, str]:
-        """The exact profile: f32 inference without activation quantisation. The general KV precision is ignored
-        under ACCURACY; the two specific ones are honoured."""
+        """Without activation quantisation. The general KV precision is ignored under ACCURACY; the two specific ones
+        are honoured."""
         return {
-            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_PRECISION_HINT": self.inference,
             "EXECUTION_MODE_HINT": "ACCURACY",
             "KV_CACHE_PRECISION": self.kv_type_k,
             "KEY_CACHE_PRECISION": self.kv_type_k,
@@ -80,7 +87,8 @@ class Compiled:
     """
 
     def __init__(self, path: Path, model: ModelShape, profile: Profile) -> None:
-        graph = build_graph(path, queries=profile.queries)
+        self._n_ctx_train = model.n_ctx_train
+        graph = build_graph(path, queries=profile.queries, n_ctx_train=model.n_ctx_train)
         self.shape: GraphShape = graph.shape
         self.profile = profile
         self._path = path
@@ -162,7 +170,7 @@ class Compiled:
             if self._same_numbers():
                 return
             self._model = self._blob = None
-        graph = build_graph(self._path, queries=self.profile.queries)
+        graph = build_graph(self._path, queries=self.profile.queries, n_ctx_train=self._n_ctx_train)
         with kept_signal_stack():
             self._model = core().compile_model(graph.model, _DEVICE, self.profile.properties())
 
@@ -191,36 +199,42 @@ class Compiled:
         except StepFailed as err:
             raise EnvironmentProblem(f"{name}: OpenVINO cannot run this model: {err}") from None
         self._check_storage(step.keys, step.values, runner.states())
+        self._check_levels(runner)
         bases = (model.rope_base, 10000.0)
-        found = find_rotation(step.keys, [int(p) for p in self._positions], model.rope_dims, bases)
+        tolerance = PROBE_TOLERANCE[self.profile.inference]
+        found = find_rotation(
+            step.keys, [int(p) for p in self._positions], model.rope_dims, bases, tolerance, model.rope_frequencies
+        )
         if isinstance(found, str) and model.rope_scaling != "none":
             return f"{found}; the file declares {model.rope_scaling} rope scaling"
         return found
 
     def _check_storage(self, keys: F32, values: F32, states: States) -> None:
         """The engine's own answer about its storage type is not to be trusted; its rows are."""
-        for what, rows, stored, kv_type in (
-            ("keys", keys, states.keys, self.profile.kv_type_k),
-            ("values", values, states.values, self.profile.kv_type_v),
+        for what, rows, stored, storage in (
+            ("keys", keys, states.keys, self.profile.keys),
+            ("values", values, states.values, self.profile.values),
         ):
-            if not np.array_equal(round_to(rows, kv_type), np.stack(stored)):
+            if not np.array_equal(storage.stored(rows), np.stack(stored)):
                 raise UsageError(
-                    f"OpenVINO does not store {what} as {kv_type} here (asked: keys {self.profile.kv_type_k}, values "
-                    f"{self.profile.kv_type_v}); use kv=auto for f32"
+                    f"OpenVINO does not store {what} as {storage.kv_type} here (asked: keys {self.profile.kv_type_k}, "
+                    f"values {self.profile.kv_type_v}, inference {self.profile.inference}); use kv=auto,inference=f32"
                 )
 
-
-def round_to(rows: F32, kv_type: str) -> F32:
-    """`rows` as they read back from a store of `kv_type`."""
-    return rows.astype(np.float16).astype(np.float32) if kv_type == "f16" else rows
+    def _check_levels(self, runner: Runner) -> None:
+        """Four rows tell a type, not how it rounds between two levels; rows written for that purpose do."""
+        if "u8" not in (self.profile.kv_type_k, self.profile.kv_type_v):
+            return
+        shape = self.shape
+        keys = ladder(shape.layers, shape.kv_heads, shape.head_dim_k)
+        values = ladder(shape.layers, shape.kv_heads, shape.head_dim_v)
+        try:
+            runner.load(self.profile.keys.written(keys), self.profile.values.written(values))
+            self._check_storage(keys, values, runner.states())
+        except StateFailed as err:
+            raise EnvironmentProblem(f"{self._path.name}: OpenVINO cannot take rows back as u8: {err}") from None
 
 
 def _survives_import(rotation: Rotation | str) -> bool:
     """Only where it is known that no layer pairs halves: what an import makes of those is sometimes even right."""
     return isinstance(rotation, Rotation) and all(layer.pairs == "interleaved" for layer in rotation.layers)
-
-
-@functools.cache
-def core() -> Any:
-    """The one OpenVINO runtime of this process."""
-    return ov.Core()

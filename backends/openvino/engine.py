@@ -1,4 +1,4 @@
-"""A GGUF model on OpenVINO: loads the file, opens sessions on it.
+"""A model on OpenVINO: loads a GGUF, or the folder of an OpenVINO model, and opens sessions on it.
 
 NumPy's threads fight OpenVINO's for the cores (an evict of 12 ms took 1400 ms), so importing this module sets
 `OPENBLAS_NUM_THREADS=1` unless it is set. That helps only when nothing imported NumPy before; setting the variable
@@ -17,6 +17,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from kvtape.backends.errors import EnvironmentProblem, SessionClosed
 from kvtape.backends.fit import check_weights, read_shape
+from kvtape.backends.proofs.check import precision_problem
 from kvtape.backends.protocol import ModelFacts, SessionConfig
 from kvtape.capacity.model import ModelShape
 
@@ -48,37 +49,32 @@ class OpenVinoEngine:
 
     @classmethod
     def load(cls, path: str | Path, options: Mapping[str, str] | None = None) -> OpenVinoEngine:
-        """Open the GGUF at `path`; `options` (see `options.OPTIONS`) are the defaults of its sessions.
+        """Open the GGUF or folder `path`; `options` (see `options.OPTIONS`) are the defaults of its sessions.
 
-        Raises UsageError for a file or an option that cannot be used, DoesNotFit for weights without room,
+        Raises UsageError for a model or an option that cannot be used, DoesNotFit for weights without room,
         EnvironmentProblem when OpenVINO is missing or the file needs a switch that is not set.
         """
         try:
             import openvino
-
-            from kvtape.backends.openvino.gates import check_model
-            from kvtape.backends.openvino.options import read_openvino_options
         except ImportError as err:
             raise EnvironmentProblem(f"OpenVINO is not installed ({err}); pip install 'kvtape[openvino]'") from None
-        read_openvino_options(options or {})
-        model = read_shape(path)
-        check_model(model)
-        check_weights(str(path), model.weights_bytes)
+        model = _usable(path, options or {})
         return cls(model, str(openvino.__version__), dict(options or {}))
 
     @classmethod
     def check(cls, path: str | Path, config: SessionConfig) -> int:
-        """The effective context that a session with `config` would get; reads the header, loads no model.
+        """The effective context that a session with `config` would get; reads the header (of a folder: the graph).
 
         Raises UsageError for what cannot be opened, DoesNotFit for what memory does not hold.
         """
-        from kvtape.backends.openvino.gates import check_model
+        from kvtape.backends.openvino.graph_source import build_graph
         from kvtape.backends.openvino.options import resolve
 
-        model = read_shape(path)
-        check_model(model)
-        check_weights(str(path), model.weights_bytes)
-        return resolve(config, {}, model).n_ctx
+        model = _usable(path, config.options)
+        n_ctx = resolve(config, {}, model).n_ctx
+        if Path(path).is_dir():  # what it is shows in its graph alone
+            build_graph(path, n_ctx_train=model.n_ctx_train)
+        return n_ctx
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of plain text, nothing added. Raises InputRejected for text that has a control token written in it."""
@@ -103,6 +99,7 @@ class OpenVinoEngine:
             scores=asked.scores,
             cold_budget_tokens=config.cold_budget_tokens,
             no_rotation=why,
+            unproven=self._unproven(asked.config),
         )
         backend = OpenVinoBackend(compiled, self.facts, asked, able, self.version)
         self._sessions.add(backend)
@@ -116,6 +113,12 @@ class OpenVinoEngine:
         self._sessions.clear()
         self._compiled.clear()
 
+    def _unproven(self, config: SessionConfig) -> str | None:
+        """Why rows of the effective `config` may not be cut or moved. Of the types, u8 alone keeps no row as it is."""
+        if "u8" not in (config.kv_type_k, config.kv_type_v) or config.uncertified:
+            return None
+        return precision_problem(self.name, self.version, self.facts, config)
+
     def _compile(self, profile: Profile) -> Compiled:
         from kvtape.backends.openvino.compiled import Compiled
 
@@ -127,3 +130,17 @@ class OpenVinoEngine:
                 )
             self._compiled[profile] = compiled
         return self._compiled[profile]
+
+
+def _usable(path: str | Path, options: Mapping[str, str]) -> ModelShape:
+    """Raises as `OpenVinoEngine.load` does, but for what only the graph of a folder shows."""
+    from kvtape.backends.openvino.gates import check_model
+    from kvtape.backends.openvino.options import read_openvino_options, with_trained_context
+
+    asked = read_openvino_options(options)
+    model = read_shape(path)
+    if not Path(path).is_dir():
+        check_model(model)
+    model = with_trained_context(model, asked["trained"])
+    check_weights(str(path), model.weights_bytes)
+    return model

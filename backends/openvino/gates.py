@@ -23,6 +23,7 @@ _Q4_K_SWITCH = "OV_GGUF_Q4_K_ZP_F16"
 # The frontend reads the switch once. A value set after this import may come too late, so it does not count.
 _Q4_K_EXACT = os.environ.get(_Q4_K_SWITCH) == "1"
 
+_SURGERY = ("remove_tail", "remove_middle", "position_shift", "cold_store")
 _FLAGS = tuple(Capabilities.__dataclass_fields__)
 
 
@@ -64,8 +65,11 @@ class Gate:
         return self.reasons.get(operation)
 
 
-def gate(*, mirror: bool, scores: bool, cold_budget_tokens: int, no_rotation: str | None) -> Gate:
-    """`no_rotation`: why the probe found no rotation; None when it did."""
+def gate(
+    *, mirror: bool, scores: bool, cold_budget_tokens: int, no_rotation: str | None, unproven: str | None = None
+) -> Gate:
+    """`no_rotation`: why the probe found no rotation; None when it did. `unproven`: why rows that are kept with a loss
+    may not be cut, moved or put back (they are not certified, and nobody waived it); None where they may."""
     reasons = {
         "sparse_attention": "sparse attention gives wrong output on the CPU plugin at every threshold",
         "sliding_window_attention_tokens": "the model has no sliding window",
@@ -74,10 +78,12 @@ def gate(*, mirror: bool, scores: bool, cold_budget_tokens: int, no_rotation: st
         reasons["attention_scores"] = "this session was opened without a score source (option scores=on)"
     if not mirror:
         why = "it needs the host copy of the rows, which mirror=off turns off"
-        reasons |= dict.fromkeys(("remove_tail", "remove_middle", "position_shift", "cold_store"), why)
+        reasons |= dict.fromkeys(_SURGERY, why)
+    elif unproven is not None:
+        reasons |= dict.fromkeys(_SURGERY, unproven)
     elif no_rotation is not None:
         reasons["position_shift"] = no_rotation
-    if mirror and cold_budget_tokens <= 0:
+    if "cold_store" not in reasons and cold_budget_tokens <= 0:
         reasons["cold_store"] = "no cold budget was given (cold_budget_tokens is 0)"
     able = {name: name not in reasons for name in _FLAGS if name != "sliding_window_attention_tokens"}
     return Gate(Capabilities(**able, sliding_window_attention_tokens=0), reasons)

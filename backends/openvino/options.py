@@ -8,29 +8,42 @@ from dataclasses import dataclass, replace
 from kvtape.backends.asked import check_sizes, read_options
 from kvtape.backends.errors import UsageError
 from kvtape.backends.fit import MEMORY_OPTION, Need, fitted_context, read_memory
-from kvtape.backends.openvino.compiled import KV_TYPES, Profile
+from kvtape.backends.openvino.compiled import Profile
+from kvtape.backends.openvino.storage import PAIRS
 from kvtape.backends.protocol import SessionConfig
 from kvtape.capacity.allocation import CacheSettings
 from kvtape.capacity.engines import Sizing
 from kvtape.capacity.model import ModelShape
 from kvtape.capacity.openvino_rules import StatefulRule
+from kvtape.capacity.widths import KV_TYPES
 from kvtape.planner.specs import Option
 
-__all__ = ["Resolved", "read_openvino_options", "resolve"]
+__all__ = ["Resolved", "read_openvino_options", "resolve", "with_trained_context"]
 
 _OPTIONS = {
     "memory": MEMORY_OPTION,
     "kv": Option(str, "auto", ("auto", "asked")),
+    "inference": Option(str, "auto", ("auto", "bf16", "f32")),
     "mirror": Option(str, "on", ("on", "off")),
     "scores": Option(str, "off", ("on", "off")),
+    "trained": Option(str, "auto"),
 }
-"""`kv`: `auto` stores f32 whatever was asked (the session's `config` shows it); `asked` stores what was asked or
-refuses. `mirror`: keep the host copy of all rows, which native eviction and the cold store need. `scores`: show queries
-and account for the attention that rows receive; needs the host copy's keys. `memory`: what weights, cache and host copy
-must fit in; the context is then the largest that does, at most the one asked for.
+"""`kv`: `auto` stores f32 whatever was asked, other engines' types too (the session's `config` shows it), bf16 with
+`inference=bf16`; `asked` stores what was asked or refuses. `inference`: the type that is computed in; `auto` is bf16
+where keys or values are asked as bf16, which the engine keeps in no other way, else f32. `mirror`: keep the host copy
+of all rows, which native eviction, the cold store and u8 need. `scores`: show queries and account for the attention
+that rows receive; needs the host copy's keys. `memory`: what weights, cache and host copy must fit in; the context is
+then the largest that does, at most the one asked for. `trained`: for how many tokens the model was trained, where its
+folder does not say (`auto`: it does).
 """
 
-_ASKABLE = ("f16", "f32", "bf16")
+_KEPT = ("bf16", "f16", "f32", "u8")
+
+_WHY_NOT = {
+    "u4": ": writing such rows back ends the process (heap corruption)",
+    "u3": ": the CPU plugin takes the name and then refuses the model",
+    "i8": ": the CPU plugin names it among what it knows and refuses it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +54,14 @@ class Resolved:
     n_ctx: int
     mirror: bool
     scores: bool
+    inference: str = "f32"
 
     @property
     def profile(self) -> Profile:
-        return Profile(self.config.kv_type_k, self.config.kv_type_v, self.config.threads, queries=self.scores)
+        config = self.config
+        return Profile(
+            config.kv_type_k, config.kv_type_v, config.threads, queries=self.scores, inference=self.inference
+        )
 
 
 def read_openvino_options(given: Mapping[str, str]) -> dict[str, str]:
@@ -61,13 +78,36 @@ def resolve(asked: SessionConfig, defaults: Mapping[str, str], model: ModelShape
     check_sizes(asked)
     if options["scores"] == "on" and options["mirror"] == "off":
         raise UsageError("openvino takes attention scores from the host copy of the keys: scores=on needs mirror=on")
-    k, v = _kv_types(asked, options["kv"])
+    inference = _inference(asked, options)
+    k, v = _kv_types(asked, options["kv"], inference)
+    if "u8" in (k, v) and options["mirror"] == "off":
+        raise UsageError(
+            "rows of u8 do not come out of OpenVINO as they went in, so what is carried to another request or saved "
+            "would change: kv_type u8 needs mirror=on"
+        )
+    options["inference"] = inference
     # OpenVINO has no flash attention to switch on or off.
-    config = replace(asked, kv_type_k=k, kv_type_v=v, flash_attention=False, options=options)
+    config = replace(asked, kv_type_k=k, kv_type_v=v, flash_attention="off", options=options)
     mirror, scores = options["mirror"] == "on", options["scores"] == "on"
     need = _need(model, k, v, mirror=mirror, scores=scores)
     n_ctx = fitted_context(asked.n_ctx, read_memory(options["memory"]), need, loaded=loaded)
-    return Resolved(config, n_ctx, mirror, scores)
+    return Resolved(config, n_ctx, mirror, scores, inference)
+
+
+def with_trained_context(model: ModelShape, trained: str) -> ModelShape:
+    """`model` with the option `trained`. Raises UsageError where nobody says, or both do and differ."""
+    if trained == "auto":
+        if not model.n_ctx_train:
+            raise UsageError(
+                f"{model.path}: the folder does not say for how many tokens the model was trained; put its config.json "
+                "(max_position_embeddings) there, or say it with the backend: openvino:trained=N"
+            )
+        return model
+    if not (trained.isascii() and trained.isdecimal() and int(trained) > 0):
+        raise UsageError(f"trained={trained}: a whole number of tokens is needed, or auto")
+    if model.n_ctx_train not in (0, int(trained)):
+        raise UsageError(f"{model.path}: trained={trained}, but the model says {model.n_ctx_train}; leave it out")
+    return replace(model, n_ctx_train=int(trained))
 
 
 def _need(model: ModelShape, k: str, v: str, *, mirror: bool, scores: bool) -> Need:
@@ -83,16 +123,27 @@ def _need(model: ModelShape, k: str, v: str, *, mirror: bool, scores: bool) -> N
     return Need(model.weights_bytes, states.peak_bytes, host)
 
 
-def _kv_types(asked: SessionConfig, kv: str) -> tuple[str, str]:
+def _inference(asked: SessionConfig, options: Mapping[str, str]) -> str:
+    if options["inference"] != "auto":
+        return options["inference"]
+    return "bf16" if options["kv"] == "asked" and "bf16" in (asked.kv_type_k, asked.kv_type_v) else "f32"
+
+
+def _kv_types(asked: SessionConfig, kv: str, inference: str) -> tuple[str, str]:
     pair = (asked.kv_type_k, asked.kv_type_v)
     for kv_type in pair:
-        if kv_type not in _ASKABLE:
-            raise UsageError(f"openvino cannot store keys or values as {kv_type!r}; ask for {', '.join(_ASKABLE)}")
+        if kv_type not in (_KEPT if kv == "asked" else (*_KEPT, *KV_TYPES)):
+            raise UsageError(
+                f"openvino cannot store keys or values as {kv_type!r}{_WHY_NOT.get(kv_type, '')}; ask for "
+                f"{', '.join(_KEPT)}, or of llama.cpp's types with kv=auto, which stores {inference}"
+            )
     if kv == "auto":
-        return "f32", "f32"
-    if pair[0] != pair[1] or pair[0] not in KV_TYPES:
+        return inference, inference
+    if pair not in PAIRS[inference]:
+        known = ", ".join("/".join(dict.fromkeys(some)) for some in PAIRS[inference])
         raise UsageError(
-            f"openvino cannot store keys as {pair[0]} and values as {pair[1]} beside f32 inference; ask for the same "
-            f"type for both, {' or '.join(KV_TYPES)}, or use kv=auto"
+            f"openvino would keep keys as {pair[0]} and values as {pair[1]} in another type without saying so when it "
+            f"computes in {inference}; there it really keeps {known} (keys/values), with inference="
+            f"{'f32' if inference == 'bf16' else 'bf16'} others; or use kv=auto"
         )
     return pair

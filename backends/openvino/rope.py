@@ -22,8 +22,9 @@ __all__ = ["PROBE_POSITIONS", "PROBE_TOLERANCE", "LayerRotation", "Rotation", "f
 PROBE_POSITIONS = (0, 1, 64, 1000)
 """The last ones tell slow pairs apart; far beyond them the engine's own f32 angles lose digits."""
 
-PROBE_TOLERANCE = 1e-4
-"""Largest error relative to the largest key component. A right convention gives about 1e-5, a wrong one about 1."""
+PROBE_TOLERANCE = {"f32": 1e-4, "bf16": 2**-7}
+"""By the type of inference: largest error relative to the largest key component. A right convention gives about 1e-5,
+or 2e-3 where the engine itself turns in bf16 (which keeps 8 bits); a wrong one about 1."""
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
@@ -31,11 +32,23 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LayerRotation:
-    """How one layer rotates: which components form a pair, of the first `dims` components, to which base."""
+    """How one layer rotates: which components form a pair, of the first `dims` components, to which base.
+
+    `frequencies` in radians a position, one a pair, where the model has them as numbers; they count then, not the base.
+    """
 
     pairs: RopePairs
     dims: int
     base: float
+    frequencies: tuple[float, ...] = ()
+
+    @property
+    def turns(self) -> npt.NDArray[np.float64]:
+        """Radians a position of each pair `[dims / 2]`."""
+        if self.frequencies:
+            return np.asarray(self.frequencies, np.float64)
+        turns: npt.NDArray[np.float64] = self.base ** (-np.arange(self.dims // 2) * 2.0 / self.dims)
+        return turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +70,7 @@ class Rotation:
 
 def rotate(keys: F32, delta: npt.NDArray[Any], how: LayerRotation) -> F32:
     """`keys` `[n, kv_heads, head_dim]` turned by `delta` `[n]` positions. Angles are taken in float64."""
-    half = how.dims // 2
-    angles = np.asarray(delta, np.float64)[:, None] * how.base ** (-np.arange(half) * 2.0 / how.dims)
+    angles = np.asarray(delta, np.float64)[:, None] * how.turns
     cos = np.cos(angles).astype(np.float32)[:, None, :]
     sin = np.sin(angles).astype(np.float32)[:, None, :]
     first, second = _pair_slices(how)
@@ -75,25 +87,33 @@ def _pair_slices(how: LayerRotation) -> tuple[slice, slice]:
     return slice(0, how.dims // 2), slice(how.dims // 2, how.dims)
 
 
-def find_rotation(keys: F32, positions: Sequence[int], dims: int, bases: Sequence[float]) -> Rotation | str:
+def find_rotation(
+    keys: F32,
+    positions: Sequence[int],
+    dims: int,
+    bases: Sequence[float],
+    tolerance: float = PROBE_TOLERANCE["f32"],
+    frequencies: tuple[float, ...] = (),
+) -> Rotation | str:
     """The rotation that explains `keys` `[layers, n, kv_heads, head_dim]`, one token alone at each of `positions`.
 
-    `positions` begin with 0; each of `bases` is tried with both pairings. Returns the reason when a layer has no such
-    rotation.
+    `positions` begin with 0; each of `bases` is tried with both pairings, and before them `frequencies`, where
+    the model has them. `tolerance` as in PROBE_TOLERANCE.
+    Returns the reason when a layer has no such rotation.
     """
     delta = np.asarray(positions, np.int64)
     found: list[LayerRotation] = []
     for layer, rows in enumerate(keys):
         errors = {
             how: _error(rows, delta, how)
-            for base in dict.fromkeys(bases)
-            for how in (LayerRotation("interleaved", dims, base), LayerRotation("halves", dims, base))
+            for base, turns in ([(0.0, frequencies)] if frequencies else []) + [(b, ()) for b in dict.fromkeys(bases)]
+            for how in (LayerRotation("interleaved", dims, base, turns), LayerRotation("halves", dims, base, turns))
         }
         best = min(errors, key=lambda how: errors[how])
-        if not errors[best] <= PROBE_TOLERANCE:
+        if not errors[best] <= tolerance:
             return (
                 f"in layer {layer} the keys of one token at positions {', '.join(map(str, positions))} are no plain "
-                f"rotation of each other (smallest relative error {errors[best]:.1e}, allowed {PROBE_TOLERANCE:.0e})"
+                f"rotation of each other (smallest relative error {errors[best]:.1e}, allowed {tolerance:.0e})"
             )
         found.append(best)
     return Rotation(tuple(found))

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.openvino.attention import head_mass
-from kvtape.backends.openvino.compiled import round_to
 from kvtape.backends.openvino.mirror import Rows
 from kvtape.backends.openvino.rope import F32, I64, Rotation
+from kvtape.backends.openvino.storage import Storage
 from kvtape.backends.protocol import AttentionMass
 
 __all__ = ["EngineKeys", "MassAccount", "Waiting", "as_attention_mass"]
@@ -95,13 +95,13 @@ class MassAccount:
 class EngineKeys:
     """The keys of all rows as the engine holds them: at their cache positions, rounded to its storage type.
 
-    Keys that stand where they were computed, stored as f32, are the host copy's. Others are worked out once and kept
+    Keys that stand where they were computed, kept to the bit, are the host copy's. Others are worked out once and kept
     until `forget`, to be called whenever the rows change other than by new ones behind them.
     """
 
-    def __init__(self, rotation: Rotation | None, kv_type: str) -> None:
+    def __init__(self, rotation: Rotation | None, storage: Storage) -> None:
         self._rotation = rotation
-        self._kv_type = kv_type
+        self._storage = storage
         self._known = 0
         self._keys: F32 | None = None
 
@@ -111,7 +111,7 @@ class EngineKeys:
 
     def of(self, rows: Rows) -> F32:
         """`[layers, n, kv_heads, head_dim]`; not to be written to."""
-        if self._kv_type == "f32" and np.array_equal(rows.cache, rows.origin):
+        if self._storage.keeps_every_bit and np.array_equal(rows.cache, rows.origin):
             return rows.keys
         n, known = len(rows), self._known
         keys = self._keys
@@ -120,7 +120,7 @@ class EngineKeys:
             if self._keys is not None:
                 keys[:, :known] = self._keys[:, :known]
             self._keys = keys
-        keys[:, known:n] = round_to(rows.keys_in_place(self._rotation, known), self._kv_type)
+        keys[:, known:n] = self._storage.stored(rows.keys_in_place(self._rotation, known))
         self._known = n
         return keys[:, :n]
 

@@ -22,7 +22,7 @@ from kvtape.backends.errors import (
 )
 from kvtape.backends.openvino import saved
 from kvtape.backends.openvino.checks import check_positions, check_tape_free, check_tokens, shifted
-from kvtape.backends.openvino.compiled import Compiled, round_to
+from kvtape.backends.openvino.compiled import Compiled
 from kvtape.backends.openvino.gates import Gate
 from kvtape.backends.openvino.mirror import Rows
 from kvtape.backends.openvino.options import Resolved
@@ -276,8 +276,9 @@ class OpenVinoBackend:
     def _mirror_rows(self, rows: Rows) -> KvRows | None:
         if rows.kv is None:
             return None
-        keys = round_to(rows.keys_in_place(self._state.rotation), self.config.kv_type_k)
-        values = round_to(rows.values, self.config.kv_type_v)
+        profile = self._state.compiled.profile
+        keys = profile.keys.stored(rows.keys_in_place(self._state.rotation))
+        values = profile.values.stored(rows.values)
         return KvRows(tuple(map(_flat, keys)), tuple(map(_flat, values)))
 
     def _identity(self) -> dict[str, object]:
@@ -287,6 +288,7 @@ class OpenVinoBackend:
             "fingerprint": self.facts.fingerprint,
             "kv_type_k": self.config.kv_type_k,
             "kv_type_v": self.config.kv_type_v,
+            "inference": self._state.compiled.profile.inference,
             "mirror": self._state.mirror,
         }
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvtape.backends.errors import Cancelled, EngineFault, FatalClass, SessionClosed
 from kvtape.backends.openvino.attention import head_mass
-from kvtape.backends.openvino.compiled import Compiled, round_to
+from kvtape.backends.openvino.compiled import Compiled
 from kvtape.backends.openvino.mirror import KvBuffer, Rows
 from kvtape.backends.openvino.rope import F32, I64, Rotation
 from kvtape.backends.openvino.runner import Runner, StateFailed, States, Step, StepCancelled, StepFailed
@@ -44,7 +44,7 @@ class EngineState:
         self.rows = self._no_rows()
         scored = compiled.profile.queries
         self.mass = MassAccount.empty(self.shape.layers, self.shape.heads) if scored else None
-        self._keys = EngineKeys(self.rotation, compiled.profile.kv_type_k)
+        self._keys = EngineKeys(self.rotation, compiled.profile.keys)
         self.stop = threading.Event()
         self.spoil_next = False
         self._fault: EngineFault | None = None
@@ -94,13 +94,14 @@ class EngineState:
         with self._engine_call(FatalClass.PREFILL_FAILED):
             self._engine()
             runner = self.compiled.spare()
-            runner.load(in_place, kept.values)
+            profile = self.compiled.profile
+            runner.load(profile.keys.written(in_place), profile.values.written(kept.values))
             for start in range(0, len(ids), chunk):
                 part = slice(start, start + chunk)
                 before = np.concatenate([kept.cache, at[:start]])
                 steps.append(runner.step(ids[part], at[part], before, stop=self.stop.is_set, spoil=spoil))
         positions = np.concatenate([kept.cache, at])
-        stored = round_to(in_place, self.compiled.profile.kv_type_k)
+        stored = self.compiled.profile.keys.stored(in_place)
         found = np.zeros((len(layers), self.shape.heads, len(kept)))
         for out, layer in zip(found, layers, strict=True):
             self.check_stop()
@@ -236,7 +237,8 @@ class EngineState:
     def _engine_rows(self, rows: Rows, source: Callable[[], States]) -> tuple[F32, F32]:
         if rows.kv is None:
             return _first_rows(source(), len(rows))
-        return rows.keys_in_place(self.rotation), rows.values
+        profile = self.compiled.profile
+        return profile.keys.written(rows.keys_in_place(self.rotation)), profile.values.written(rows.values)
 
     def _no_rows(self) -> Rows:
         shape = self.shape

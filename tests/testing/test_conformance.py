@@ -30,6 +30,9 @@ FACTORIES: dict[str, Callable[[SessionConfig], Backend]] = {
     "llama": conformance_backends.llama,
     "openvino": conformance_backends.openvino,
     "openvino_without_mirror": conformance_backends.openvino_without_mirror,
+    "openvino_u8": conformance_backends.openvino_u8,
+    "openvino_bf16": conformance_backends.openvino_bf16,
+    "openvino_ir": conformance_backends.openvino_ir,
     "reference": conformance_backends.reference,
     "reference_markov_rs": conformance_backends.reference_markov_rs,
 }
