@@ -35,6 +35,7 @@ from kvtape.backends.shadow import Shadow
 from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.deferral import DEFERRED
 from kvtape.planner.events import Op, Placement, Way
+from kvtape.planner.opening import Opening
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.specs import PolicySpec
 
@@ -110,8 +111,9 @@ class Session(GuardedSession):
         self._defer = defer_prefill
         sink.open_session(session_row(self._parts, run_id, session_id, content=content))
         began = self._parts.now()
+        opening = Opening(precision.subject, precision.certified, defer_prefill)
         self._parts.journal.emit(
-            Op.OPEN, began, n_tokens=backend.n_ctx, reason=policy.canonical, detail=precision.detail
+            Op.OPEN, began, n_tokens=backend.n_ctx, reason=policy.canonical, detail=opening.detail()
         )
 
     @property
