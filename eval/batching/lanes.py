@@ -1,0 +1,85 @@
+"""Given tokens, forced one by one through a session of our own that evicts where it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvtape.backends.protocol import Logits
+from kvtape.backends.session import Session
+from kvtape.eval.batching.policies import DENSE
+from kvtape.eval.batching.tracks import Lane
+from kvtape.eval.candidates import Candidate
+from kvtape.eval.nll import log_softmax
+from kvtape.eval.targets import Target, World
+from kvtape.planner.outcome import Diagnostic
+from kvtape.planner.specs import PolicySpec
+
+__all__ = ["Evicts", "run_lanes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evicts:
+    """A policy evicts from the token before `since` on, whenever `peak` rows are there and one more is to come."""
+
+    since: int
+    peak: int
+
+
+def run_lanes(
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    evicts: Evicts,
+    target: Target,
+    candidates: Sequence[Candidate],
+    world: World,
+    session_id: str,
+) -> tuple[Lane, list[Lane]]:
+    """The dense lane and one for each candidate, all from the same computed prompt."""
+    n_ctx = len(prompt) + len(tokens)
+    with world.session(target, DENSE.policy, session_id, n_ctx) as session:
+        session.ensure_prefix(prompt[:-1], need_logits=False)
+        saved = session.snapshot()
+        dense = _forced(session, prompt[-1], tokens)
+        lanes = []
+        for candidate in candidates:
+            session.restore(saved)
+            lanes.append(_forced(session, prompt[-1], tokens, candidate.policy, evicts))
+            session.set_policy(DENSE.policy)
+    return dense, lanes
+
+
+def _forced(
+    session: Session,
+    last: int,
+    tokens: Sequence[int],
+    policy: PolicySpec | None = None,
+    evicts: Evicts = Evicts(0, 0),
+) -> Lane:
+    """Dense up to the token before `evicts.since`, under `policy` from there on."""
+    nll: list[float] = []
+    rows: list[int] = []
+    token = last
+
+    def forced(logits: Logits) -> int:
+        nll.append(-float(log_softmax(logits)[token]))
+        return token
+
+    session.prefill_suffix([last])
+    # The distribution of a token was computed over what is resident before anything is evicted for the token itself.
+    for i, token in enumerate(tokens):  # noqa: B007
+        rows.append(session.resident.n_tokens)
+        if policy is not None and i == evicts.since - 1:
+            session.set_policy(policy)
+        if policy is not None and i >= evicts.since - 1:
+            session.plan_now(evicts.peak)
+        session.decode(1, choose=forced, stop_tokens=frozenset())
+    return Lane(tuple(nll), tuple(rows), _scored(session, policy))
+
+
+def _scored(session: Session, policy: PolicySpec | None) -> bool | None:
+    """Whether the last plan of a policy that ranks by scores had them."""
+    plan = session.explain().last_plan
+    if policy is None or policy.score_request is None or plan is None:
+        return None
+    return Diagnostic.SCORES_MISSING not in plan["diagnostics"]
