@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvtape.backends.protocol import Clock
 
-__all__ = ["ManualClock", "MonotonicClock", "StoppableClock"]
+__all__ = ["ManualClock", "MonotonicClock", "StoppableClock", "WallClock", "utc_day"]
 
 
 class MonotonicClock:
@@ -18,6 +19,13 @@ class MonotonicClock:
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
+
+
+class WallClock:
+    """Nanoseconds since 1970. For the day that a proof bears, and for nothing that is computed from."""
+
+    def now_ns(self) -> int:
+        return time.time_ns()  # noqa: TID251 - this is the injected clock
 
 
 class ManualClock:
@@ -53,3 +61,8 @@ class StoppableClock:
         finally:
             self._stopped_at = None
             self._left_out += self._clock.now_ns() - began
+
+
+def utc_day(clock: Clock) -> str:
+    """YYYY-MM-DD in UTC, of a clock that counts from 1970."""
+    return datetime.fromtimestamp(clock.now_ns() // 10**9, UTC).date().isoformat()

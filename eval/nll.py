@@ -23,7 +23,17 @@ from kvtape.eval.peaks import PeakSink
 from kvtape.eval.targets import Target, World, check_target
 from kvtape.planner.rows import TrialRow
 
-__all__ = ["PIECE", "NllTask", "NllTrack", "check_task", "kl_divergence", "log_softmax", "run_nll", "stretches"]
+__all__ = [
+    "PIECE",
+    "NllTask",
+    "NllTrack",
+    "check_task",
+    "forced",
+    "kl_divergence",
+    "log_softmax",
+    "run_nll",
+    "stretches",
+]
 
 PIECE = 32
 """Tokens that each session goes on by in its turn: as many as one decode event holds."""
@@ -140,31 +150,34 @@ def run_nll(
     return tracks
 
 
+def forced(session: Session, piece: Sequence[int]) -> list[LogProbs]:
+    """Put `piece` on the tape, whatever the model would have said; the distribution before each of its tokens.
+
+    Raises UsageError when the context is full before its end.
+    """
+    said: list[LogProbs] = []
+
+    def choose(logits: Logits) -> int:
+        said.append(log_softmax(logits))
+        return piece[len(said) - 1]
+
+    result = session.decode(len(piece), choose=choose, stop_tokens=frozenset())
+    if len(result.tokens) != len(piece):
+        raise UsageError(f"the text stopped after {len(session.tape)} tokens: {result.stopped}")
+    return said
+
+
 def _advance(lanes: Sequence[_Lane], piece: Sequence[int]) -> None:
     """Every session by the same tokens, the dense one first: the others are compared with what it said."""
     dense: list[LogProbs] = []
     for lane in lanes:
         policy = lane.track.candidate.policy
-        said = _force(lane.session, piece)
+        said = forced(lane.session, piece)
         if not policy.evicts:
             dense = said
         elif dense:
             lane.track.kl += [kl_divergence(d, o) for d, o in zip(dense, said, strict=True)]
         lane.track.nll += [-float(row[token]) for row, token in zip(said, piece, strict=True)]
-
-
-def _force(session: Session, piece: Sequence[int]) -> list[LogProbs]:
-    """Put `piece` on the tape, whatever the model would have said; the distribution before each of its tokens."""
-    said: list[LogProbs] = []
-
-    def forced(logits: Logits) -> int:
-        said.append(log_softmax(logits))
-        return piece[len(said) - 1]
-
-    result = session.decode(len(piece), choose=forced, stop_tokens=frozenset())
-    if len(result.tokens) != len(piece):
-        raise UsageError(f"the text stopped after {len(session.tape)} tokens: {result.stopped}")
-    return said
 
 
 def _rows(lane: _Lane, task: NllTask, world: World) -> list[TrialRow]:

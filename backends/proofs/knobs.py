@@ -12,7 +12,7 @@ from typing import Final
 
 from kvtape.backends.protocol import ModelFacts, SessionConfig
 
-__all__ = ["BASE", "Precision", "certify_command", "precision_subject"]
+__all__ = ["BASE", "Precision", "certify_command", "knob_text", "precision_subject"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +38,32 @@ BASE: Final = Precision(None, certified=False)
 """A precision that needs no proof."""
 
 
-def precision_subject(engine: str, config: SessionConfig) -> str | None:
-    """The knob of an effective configuration as text, `k=q8_0,v=q8_0,fa=on`; None for a base precision."""
-    k, v = config.kv_type_k, config.kv_type_v
+def knob_text(engine: str, config: SessionConfig) -> str:
+    """The precision of an effective configuration: `k=q8_0,v=f16,fa=on`, `k=u8,v=u8`, `k=u8,v=u8,inference=bf16`."""
+    text = f"k={config.kv_type_k},v={config.kv_type_v}"
     if engine == "llama":
-        flash = _flash(config.flash_attention)
-        return None if {k, v} <= {"f16", "f32"} and flash == "off" else f"k={k},v={v},fa={flash}"
-    if engine == "openvino":
-        return None if (k, v) == ("f32", "f32") else f"k={k},v={v}"
-    return None
+        return f"{text},fa={_flash(config.flash_attention)}"
+    inference = config.options.get("inference", "f32") if engine == "openvino" else "f32"
+    return text if inference in ("auto", "f32") else f"{text},inference={inference}"
+
+
+def precision_subject(engine: str, config: SessionConfig) -> str | None:
+    """The knob that needs a proof, as `knob_text`; None for a base precision."""
+    text = knob_text(engine, config)
+    if engine == "llama":
+        base = {config.kv_type_k, config.kv_type_v} <= {"f16", "f32"} and text.endswith("fa=off")
+        return None if base else text
+    return None if engine != "openvino" or text == "k=f32,v=f32" else text
 
 
 def certify_command(engine: str, facts: ModelFacts, config: SessionConfig) -> str:
     """The command that would certify this knob."""
     k, v = config.kv_type_k, config.kv_type_v
     kv = k if k == v else f"{k}/{v}"
+    _, _, inference = knob_text(engine, config).partition(",inference=")
+    backend = f"{engine}:inference={inference}" if inference else engine
     flash = f" --flash {_flash(config.flash_attention)}" if engine == "llama" else ""
-    return f"kvtape certify --model {facts.path} --backend {engine} --kv-type {kv}{flash}"
+    return f"kvtape certify --model {facts.path} --backend {backend} --kv-type {kv}{flash}"
 
 
 def _flash(value: bool | str) -> str:

@@ -1,0 +1,1 @@
+"""Certification: what each storage type of the KV cache costs on a model, measured and held against thresholds."""
