@@ -130,7 +130,7 @@ class PromptMaker:
         tail = 0
         while tail < min(len(text), len(plain)) - begin and text[-tail - 1] == plain[-tail - 1]:
             tail += 1
-        line = text.find("\n", len(text) - tail) if tail else -1
+        line = text.find("\n", len(text) - tail - 1) if tail else -1
         stop = line + 1 if line >= begin else len(text)
         return [(k, t) for k, t in ((kind, text[:begin]), ("tools", text[begin:stop]), (kind, text[stop:])) if t]
 

@@ -25,24 +25,30 @@ class TextStream:
         """The text that is complete now; empty while a character is not."""
         self._waiting.append(token)
         text = self._new_text()
-        if text.endswith("�") and len(self._waiting) < _LONGEST_CHARACTER:
-            return ""
-        self._before, self._waiting = self._waiting, []
-        return text
+        if not text.endswith("�"):
+            return self._let_go(len(self._waiting))
+        # The last three tokens may still be the beginning of a character; what is before them is none.
+        return self._let_go(max(0, len(self._waiting) - _LONGEST_CHARACTER + 1))
 
     def rest(self) -> str:
         """What never became whole, with replacement characters."""
-        text = self._new_text() if self._waiting else ""
-        self._waiting = []
+        return self._let_go(len(self._waiting))
+
+    def _let_go(self, n: int) -> str:
+        if not n:
+            return ""
+        text = self._new_text(n)
+        self._before, self._waiting = self._waiting[:n], self._waiting[n:]
         return text
 
-    def _new_text(self) -> str:
+    def _new_text(self, n: int | None = None) -> str:
+        """The text of the first `n` tokens that wait, all by default."""
         known = self._spell(self._before) if self._before else ""
-        return self._spell([*self._before, *self._waiting])[len(known) :]
+        return self._spell([*self._before, *self._waiting[:n]])[len(known) :]
 
 
 class StopStrings:
-    """Lets text through up to the first of `stops`; holds back an end that may be the beginning of one."""
+    """Lets text through up to the first of `stops` to be complete; holds back what may begin one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
@@ -54,10 +60,10 @@ class StopStrings:
         if self.hit:
             return ""
         text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self.hit, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         keep = max((self._overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -1,14 +1,15 @@
 """One turn on one session, in slices, so that several take turns on one engine thread.
 
-    waiting -> prefill (one slice) -> decode, `SLICE_TOKENS` a slice -> told: End, or the error it failed with
+    waiting -> prefill (one slice) -> decode, `SLICE_TOKENS` a slice -> End, or the error it failed with
 
-What comes of it is told as it happens; whoever listens may be on another thread.
+Text is told as it comes; whoever listens may be on another thread. How it ended is told by whoever ran it, once the
+session is free for the next turn.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from kvtape.backends.errors import Cancelled, ContextOverflow, EngineFault, KvtapeError, SessionFatal
 from kvtape.backends.protocol import Logits
@@ -60,28 +61,31 @@ class Turn:
             if self._prefilling is not None:
                 self._prefilling.cancel()
 
-    def fail(self, error: ServiceError) -> None:
-        """It will not be served."""
-        self._tell(error)
+    def tell(self, what: Told) -> None:
+        self._tell(what)
 
-    def play(self, session: Session, spell: Callable[[Sequence[int]], str], ends: frozenset[int]) -> Iterator[None]:
-        """Run on `session`, with a pause wherever another turn may run; what fails is told. Raises LogWriteFailed."""
+    def play(
+        self, session: Session, spell: Callable[[Sequence[int]], str], ends: frozenset[int]
+    ) -> Generator[None, None, End | ServiceError]:
+        """Run on `session`, with a pause wherever another turn may run; returns how it ended. Raises LogWriteFailed."""
         try:
-            yield from self._play(session, spell, ends)
+            return (yield from self._play(session, spell, ends))
         except Cancelled:
-            self._tell(EngineGone("the turn was cancelled"))
+            return EngineGone("the turn was cancelled")
         except ContextOverflow as err:
-            self._tell(
-                TooLong(f"the prompt needs {err.needed} tokens, and the context of this server holds {err.available}")
+            return TooLong(
+                f"the prompt needs {err.needed} tokens, and the context of this server holds {err.available}"
             )
         except (SessionFatal, EngineFault):
-            self._tell(EngineGone("the engine failed during this request; send it again"))
+            return EngineGone("the engine failed during this request; send it again")
         except LogWriteFailed:
             raise
         except KvtapeError as err:
-            self._tell(EngineGone(f"the request could not be carried out ({type(err).__name__})"))
+            return EngineGone(f"the request could not be carried out ({type(err).__name__})")
 
-    def _play(self, session: Session, spell: Callable[[Sequence[int]], str], ends: frozenset[int]) -> Iterator[None]:
+    def _play(
+        self, session: Session, spell: Callable[[Sequence[int]], str], ends: frozenset[int]
+    ) -> Generator[None, None, End]:
         cached = self._prefill(session)
         yield
         said = _Saying(self, spell, ends, self._seed)
@@ -97,7 +101,7 @@ class Turn:
         stopped = said.over or reason == "end_token"
         if said.spelled(spell):
             self.answer = (said.text, tuple(said.tokens))
-        self._tell(End("stop" if stopped else "length", usage, self._seed))
+        return End("stop" if stopped else "length", usage, self._seed)
 
     def _prefill(self, session: Session) -> int:
         """Tokens of the prompt that were there already. A cancel that comes too late for it ends the session, since it
@@ -116,9 +120,6 @@ class Turn:
             session.close("cancelled")
             raise Cancelled("after the prefill")
         return status.reused + status.forgotten
-
-    def say(self, piece: Piece) -> None:
-        self._tell(piece)
 
 
 class _Saying:
@@ -159,7 +160,7 @@ class _Saying:
     def _send(self, text: str, choices: tuple[TokenChoice, ...]) -> None:
         self.text += text
         if text or choices:
-            self._turn.say(Piece(text, choices))
+            self._turn.tell(Piece(text, choices))
 
     def _choice(self, token: int, logits: Logits) -> TokenChoice:
         wanted = self._turn.request.logprobs or 0

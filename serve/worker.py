@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvtape.backends.errors import KvtapeError
@@ -13,7 +13,7 @@ from kvtape.serve.answers import AnswerMemory
 from kvtape.serve.conversations import Choice
 from kvtape.serve.requests import EngineGone, ShuttingDown
 from kvtape.serve.seats import Seats
-from kvtape.serve.turns import Turn
+from kvtape.serve.turns import Told, Turn
 from kvtape.traces.errors import LogWriteFailed
 
 __all__ = ["Worker"]
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Running:
     turn: Turn
-    steps: Iterator[None]
+    steps: Generator[None, None, Told]
 
 
 class Worker:
@@ -79,7 +79,7 @@ class Worker:
             refused, self._waiting = list(self._waiting), deque()
             self._changed.notify()
         for turn in refused:
-            turn.fail(ShuttingDown("the server is shutting down"))
+            turn.tell(ShuttingDown("the server is shutting down"))
 
     def cancel_running(self) -> None:
         """Every turn that runs ends at its next token."""
@@ -102,8 +102,14 @@ class Worker:
                 self._step(one)
 
     def _step(self, one: _Running) -> None:
-        if next(one.steps, self) is self:
+        try:
+            next(one.steps)
+        except StopIteration as ended:
+            # Whoever hears the end may come with the next prompt at once: it must find all as it is now.
             self._running.remove(one)
+            if one.turn.answer is not None:
+                self._answers.remember(*one.turn.answer)
+            one.turn.tell(ended.value)
 
     def _wait(self) -> bool:
         """Until there is something to do; False when nothing ever will be."""
@@ -140,23 +146,22 @@ class Worker:
             self._waiting.remove(turn)
             return True
 
-    def _served(self, turn: Turn, choice: Choice) -> Iterator[None]:
-        """A turn with its session, from begin to end. The first step takes the slot."""
+    def _served(self, turn: Turn, choice: Choice) -> Generator[None, None, Told]:
+        """A turn with its session, from begin to end; returns how it ended. The first step takes the slot."""
         try:
             with self._seats.taken(choice, turn.tokens, turn.request.session) as session:
-                yield from turn.play(session, self._spell, self._ends)
+                told: Told = yield from turn.play(session, self._spell, self._ends)
         except LogWriteFailed as err:
-            self._break(turn, err)
+            told = self._break(err)
         except KvtapeError as err:
-            turn.fail(EngineGone(f"no session could be opened for this request ({type(err).__name__})"))
+            told = EngineGone(f"no session could be opened for this request ({type(err).__name__})")
         except Exception:
             _log.exception("a turn failed in a way that it should not")
-            turn.fail(EngineGone("this request failed inside the server"))
-        if turn.answer is not None:
-            self._answers.remember(*turn.answer)
+            told = EngineGone("this request failed inside the server")
+        return told
 
-    def _break(self, turn: Turn, err: LogWriteFailed) -> None:
+    def _break(self, err: LogWriteFailed) -> ShuttingDown:
         """What cannot be recorded is not served."""
         self._broken = err
-        turn.fail(ShuttingDown("the log cannot be written, and nothing is served that is not recorded"))
         self.close()
+        return ShuttingDown("the log cannot be written, and nothing is served that is not recorded")
