@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["ENGINE_NAMES", "check_fits", "open_engine", "require_engine"]
 
 ENGINE_NAMES = ("llama", "openvino", "reference")
-_TAKES_FOLDERS = ("openvino",)
+_TAKES_FOLDERS = ("openvino", "reference")
 
 
 def open_engine(name: str, model_path: str | Path, options: Mapping[str, str] | None = None) -> Engine:
@@ -71,8 +71,8 @@ def _require(name: str, model_path: str | Path) -> None:
     if Path(model_path).is_dir():
         if name not in _TAKES_FOLDERS:
             raise UsageError(
-                f"{model_path}: {name} does not read the folder of an OpenVINO model; give --model the GGUF that it was "
-                "made from, or take the openvino backend"
+                f"{model_path}: {name} does not read the folder of an OpenVINO model; give --model the GGUF that it "
+                "was made from, or take the openvino backend"
             )
     elif not Path(model_path).is_file():
         raise UsageError(f"{model_path}: no such model file; give --model the path of a GGUF")

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["FINGERPRINT_PARTS", "fingerprint", "fingerprint_difference", "has_weights"]
+__all__ = ["FINGERPRINT_PARTS", "FOLDER_PREFIX", "fingerprint", "fingerprint_difference", "has_weights", "of_folder"]
 
 FINGERPRINT_PARTS: Final = ("architecture", "tensor shapes", "tokenizer", "file size", "header", "weights")
 """What the parts, separated by `/`, are taken over. Logs of version 0.1 have the first five."""
+
+FOLDER_PREFIX: Final = "openvino:"
+"""Begins the fingerprint of an OpenVINO model directory, which no GGUF of the same weights can share."""
 
 _WINDOW_BYTES: Final = 4096
 
@@ -50,6 +53,11 @@ def fingerprint_difference(recorded: str, given: str) -> tuple[str, ...]:
 def has_weights(recorded: str) -> bool:
     """Does a fingerprint say anything of the weights? Those of older logs do not."""
     return len(recorded.split("/")) != len(FINGERPRINT_PARTS) - 1
+
+
+def of_folder(recorded: str) -> bool:
+    """Is it the fingerprint of an OpenVINO model directory, and not of a GGUF?"""
+    return recorded.startswith(FOLDER_PREFIX)
 
 
 def _sample(file: Path, tensors: Sequence[Any]) -> Any:

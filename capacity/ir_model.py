@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from kvtape.capacity.errors import ModelFileError
+from kvtape.capacity.fingerprint import FOLDER_PREFIX
 from kvtape.capacity.geometry import LayerKind
 from kvtape.capacity.ir_files import CONFIG, ir_graph_file, read_settings
 from kvtape.capacity.ir_graph import IrGraph, IrNode, Wire, read_ir_graph
@@ -179,7 +180,8 @@ def _fingerprint(folder: Path, graph: IrGraph, arch: str) -> str:
     )
     shape_hash, tokenizer_hash, structure_hash, weights_hash = (h[:16] for h in hashes)
     size = graph.weights_file.stat().st_size
-    return f"{arch.replace('/', '_')}/{shape_hash}/{tokenizer_hash}/{size}/{structure_hash}/{weights_hash}"
+    first = FOLDER_PREFIX + arch.replace("/", "_")
+    return f"{first}/{shape_hash}/{tokenizer_hash}/{size}/{structure_hash}/{weights_hash}"
 
 
 def _tokenizer_digest(folder: Path) -> str:

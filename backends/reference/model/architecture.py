@@ -134,6 +134,8 @@ def _rotaries(shape: ModelShape, meta: Metadata, factors: npt.NDArray[np.float32
 
 
 def _scaled(shape: ModelShape, meta: Metadata, factors: npt.NDArray[np.float32] | None) -> Rotary:
+    if shape.rope_frequencies:
+        return Rotary(np.asarray(shape.rope_frequencies, np.float64), shape.rope_pairs)
     plain = plain_frequencies(shape.rope_base, shape.rope_dims, factors)
     attention = _number(meta, "rope.scaling.attn_factor", 1.0)
     factor = _number(meta, "rope.scaling.factor", _number(meta, "rope.scale_linear", 1.0)) or 1.0

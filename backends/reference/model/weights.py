@@ -1,4 +1,4 @@
-"""The weights of a GGUF by layer, over the mapped file.
+"""The weights of a GGUF (or of the folder of an OpenVINO model) by layer, over the mapped file.
 
 A matrix is dequantised on its first use and kept; opened `packed`, every use dequantises tile by tile and keeps
 nothing. Both give the same bits, because both multiply the same tiles (`linear`). Tensors that the forward does not use
@@ -8,8 +8,8 @@ are a reason to refuse the model: it would be another model without them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,12 +20,13 @@ from kvtape.backends.reference.errors import ModelUnsupported
 from kvtape.backends.reference.model.architecture import Architecture, read_architecture
 from kvtape.backends.reference.model.blas import Floats
 from kvtape.backends.reference.model.feed_forward import Experts, FeedForward, Gated, Shared
+from kvtape.backends.reference.model.ir_tensors import ir_tensors
 from kvtape.backends.reference.model.linear import Projection
 from kvtape.backends.reference.model.matrix import Matrix, dequantise, matrix_slices
 from kvtape.backends.reference.model.tensor_shapes import shape_obstacle
 from kvtape.capacity.gguf_file import open_gguf
-from kvtape.capacity.metadata import metadata_of
-from kvtape.capacity.model import read_model
+from kvtape.capacity.metadata import Metadata, metadata_of
+from kvtape.capacity.model import ModelShape, read_model
 
 __all__ = ["LayerWeights", "PathReport", "Weights"]
 
@@ -75,13 +76,12 @@ class Weights:
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
             raise ValueError(f"the reference computes in float32 or float64, not {self.dtype}")
-        shape, reader = read_model(path), open_gguf(path)
-        self._tensors: dict[str, Any] = {t.name: t for t in reader.tensors}
+        shape, tensors, meta = _opened(Path(path))
+        self._tensors: dict[str, Any] = {t.name: t for t in tensors}
         self._read: set[str] = set()
         factors = self._vector("rope_freqs.weight")
-        meta = metadata_of(reader, self.path)
         self.architecture: Architecture = read_architecture(shape, meta, factors)
-        obstacle = shape_obstacle(reader.tensors, shape)
+        obstacle = shape_obstacle(tensors, shape)
         if obstacle:
             raise ModelUnsupported(f"{self.path}: {obstacle}; convert the model again")
         self._matrices: dict[str, Matrix] = {}
@@ -181,3 +181,16 @@ class Weights:
         if names:
             kinds = sorted({_BLOCK.sub(r"blk.*.\2", name) for name in names})
             raise ModelUnsupported(f"{self.path}: the reference has no use for {', '.join(kinds[:8])}")
+
+
+def _opened(path: Path) -> tuple[ModelShape, Sequence[Any], Metadata]:
+    """Shape, tensors and metadata of a GGUF, or of the folder of an OpenVINO model in the terms of one."""
+    shape = read_model(path)
+    if not path.is_dir():
+        reader = open_gguf(path)
+        return shape, reader.tensors, metadata_of(reader, str(path))
+    if not shape.rope_frequencies:
+        raise ModelUnsupported(f"{path}: how its graph rotates keys is not written in it as numbers")
+    # What graphs of this structure do is what a GGUF of architecture llama says, with biases and head norms or not.
+    plain = replace(shape, arch="llama")
+    return plain, ir_tensors(path, shape.n_embd), Metadata({"general.architecture": "llama"}, str(path))

@@ -14,13 +14,20 @@ import numpy.typing as npt
 
 from kvtape.backends.asked import check_layers
 from kvtape.backends.books import Books
-from kvtape.backends.errors import ContextOverflow, FatalClass, InputRejected, StateRejected
+from kvtape.backends.errors import (
+    ContextOverflow,
+    FatalClass,
+    InputRejected,
+    StateRejected,
+    UnsupportedOperation,
+)
 from kvtape.backends.mass_ledger import MassLedger
 from kvtape.backends.protocol import AttentionMass, Choose, Computed, DecodeRun, Logits, Witness
 from kvtape.backends.reference.session.core import SessionCore
 from kvtape.backends.reference.session.mass import HeadSums, count
 from kvtape.backends.saved_states import SavedBlock, SavedState
 from kvtape.backends.token_ids import check_token, check_tokens
+from kvtape.backends.verifying import Keep, Verified, check_kept, check_one_call, no_verifying_reason
 from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet
 
@@ -70,6 +77,30 @@ class ReferenceBackend(SessionCore):
             if len(done) < min(n, room):
                 stopped = "chosen_none"
             return DecodeRun(tuple(done), logits, len(done), stopped)
+
+    def verify_refusal(self) -> str | None:
+        """See `verifying.Verifier`."""
+        return no_verifying_reason(self.capabilities, self.refusal)
+
+    def verify(self, tokens: Sequence[int], tape_start: int, keep: Keep) -> Verified:
+        """All of `tokens` in one forward, their logits from its rows; the rows of those that `keep` gives up go."""
+        with self._operation(FatalClass.DECODE_FAILED):
+            if (why := self.verify_refusal()) is not None:
+                raise UnsupportedOperation("verify", why)
+            ids = check_tokens(tokens, self.facts.n_vocab)
+            check_one_call(len(ids), self.config.chunk)
+            self._check_room(len(ids))
+            at = self._next_position
+            self._books.append(tokens, tape_start, at)
+            with self._undone_on_error(at, at + len(ids)):
+                self._raise_if_cancelled()
+                each = np.stack([self._logits(row[None]) for row in self._surgery.compute_each(ids, at)])
+                kept = check_kept(keep(each), len(ids))
+                if kept < len(ids):
+                    self._surgery.remove(at + kept, at + len(ids))
+                books = self._books.append(tokens[:kept], tape_start, at) if kept else self._books
+                self._settle(books, FatalClass.DECODE_FAILED)
+            return Verified.of(kept, each, 1)
 
     def refill(self, tokens: Sequence[int], start: int, cache_start: int) -> Computed:
         """Compute evicted tokens into their place: they see the rows before it, wherever those came from."""

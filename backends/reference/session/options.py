@@ -79,7 +79,7 @@ def resolve(asked: SessionConfig, options: ReferenceOptions, weights: Weights, *
     check_sizes(asked)
     n_ctx = fitted_context(asked.n_ctx, options.memory, _need(weights, scores=options.scores), loaded=loaded)
     kv = _KV_TYPES[options.dtype]
-    config = replace(asked, kv_type_k=kv, kv_type_v=kv, flash_attention=False, threads=1)
+    config = replace(asked, kv_type_k=kv, kv_type_v=kv, flash_attention="off", threads=1)
     return Resolved(config, n_ctx, options)
 
 

@@ -56,6 +56,10 @@ class ResidentRows:
         """Rows may stand behind the new ones: those are not seen by position."""
         return run_layers(self._weights, self._router, ids, at, self, sums)[-1:], 1
 
+    def compute_each(self, ids: Ids, at: int) -> Floats:
+        """New rows as `compute` makes them, and every row `[n, n_embd]` behind all layers."""
+        return run_layers(self._weights, self._router, ids, at, self, None)
+
     def seen(self, layer: int, new: NewRows) -> Seen:
         store = self.layers[layer]
         store.put(new.positions, new.keys, new.values)

@@ -19,7 +19,7 @@ class _Tokenizer(Protocol):
 
 
 class Text:
-    """Loads on first use: llama.cpp's vocabulary, or OpenVINO's where llama.cpp is not installed.
+    """Loads on first use: llama.cpp's vocabulary, or OpenVINO's where llama.cpp is not installed or the model a folder.
 
     Both give the same ids for plain text. Raises EnvironmentProblem where neither is there.
     """
@@ -47,6 +47,8 @@ class Text:
 
 
 def _of_llama(shape: ModelShape) -> _Tokenizer:
+    if Path(shape.path).is_dir():
+        raise EnvironmentProblem(f"{shape.path}: llama.cpp reads no folder of an OpenVINO model")
     from kvtape.backends.llama.native import NativeModel
 
     return NativeModel(shape.path)
@@ -55,7 +57,7 @@ def _of_llama(shape: ModelShape) -> _Tokenizer:
 def _of_openvino(shape: ModelShape, first: EnvironmentProblem) -> _Tokenizer:
     from importlib.util import find_spec
 
-    from kvtape.backends.openvino.tokenizer import GgufTokenizer
+    from kvtape.backends.openvino.tokenizer import NativeTokenizer
 
     if find_spec("openvino_tokenizers") is None:
         raise EnvironmentProblem(
@@ -64,7 +66,7 @@ def _of_openvino(shape: ModelShape, first: EnvironmentProblem) -> _Tokenizer:
         )
 
     class Native:
-        _inner = GgufTokenizer(Path(shape.path), shape.tokenizer, shape.n_vocab)
+        _inner = NativeTokenizer(Path(shape.path), shape.tokenizer, shape.n_vocab)
 
         def tokenize(self, text: str) -> list[int]:
             return self._inner.encode(text)
