@@ -16,7 +16,7 @@ from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import Engine
 from kvtape.backends.reference.model.weights import Weights
 from kvtape.backends.registry import open_engine as registry_open
-from kvtape.capacity.fingerprint import fingerprint_difference, has_weights
+from kvtape.capacity.fingerprint import fingerprint_difference, has_weights, of_folder
 from kvtape.capacity.model import read_model
 from kvtape.planner.events import Event
 from kvtape.planner.rows import RunRow, SessionRow, TokensRow
@@ -127,12 +127,17 @@ def _require_same_model(row: SessionRow, model: _Model) -> None:
     if row.model_fingerprint is None:  # imported: its source names no file
         return
     differ = fingerprint_difference(row.model_fingerprint, model.fingerprint)
-    if not differ:
+    if not differ or _of_another_format(row.model_fingerprint, model):
         return
     raise UsageError(
         f"session {row.session_id} was recorded with another model ({row.model_name}) than {model.path.name}: "
         f"different {', '.join(differ)}; give that model with --model"
     )
+
+
+def _of_another_format(recorded: str, model: _Model) -> bool:
+    """Is one a GGUF and the other an OpenVINO model directory? Of the same weights or not, no fingerprint can tell."""
+    return of_folder(recorded) != of_folder(model.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +237,13 @@ def _notes(stories: Sequence[Story], model: _Model) -> list[str]:
         "not known"
         for s in stories
         if s.row.model_fingerprint is not None and not has_weights(s.row.model_fingerprint)
+    ]
+    notes += [
+        f"session {s.session_id}: recorded on {s.row.model_name} ({s.row.model_fingerprint}), and {model.path.name} is "
+        "another file, in another format; that it holds the same weights is your word: rows are identified by, and "
+        f"logits compared with, those of {model.path.name}"
+        for s in stories
+        if s.row.model_fingerprint is not None and _of_another_format(s.row.model_fingerprint, model)
     ]
     if model.reason is not None:
         notes.append(

@@ -28,7 +28,9 @@ _NORMAL = 1
 
 
 def text_ids(model: Path, n_vocab: int) -> npt.NDArray[np.int64]:
-    """Ids that stand for text, ascending; all ids where the file does not say which do."""
+    """Ids that stand for text, ascending; all ids where the model does not say which do (a folder never does)."""
+    if model.is_dir():
+        return np.arange(n_vocab)
     field = open_gguf(model).get_field("tokenizer.ggml.token_type")
     kinds = np.asarray([] if field is None else field.contents(), np.int64)[:n_vocab]
     ids: npt.NDArray[np.int64] = np.flatnonzero(kinds == _NORMAL)
