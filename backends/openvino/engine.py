@@ -34,7 +34,7 @@ class OpenVinoEngine:
     name = "openvino"
 
     def __init__(self, model: ModelShape, version: str, options: dict[str, str]) -> None:
-        from kvtape.backends.openvino.tokenizer import GgufTokenizer
+        from kvtape.backends.openvino.tokenizer import NativeTokenizer
 
         self.version = version
         self.facts = ModelFacts(
@@ -42,7 +42,7 @@ class OpenVinoEngine:
         )
         self._model = model
         self._options = options
-        self._tokenizer = GgufTokenizer(Path(model.path), model.tokenizer, model.n_vocab)
+        self._tokenizer = NativeTokenizer(Path(model.path), model.tokenizer, model.n_vocab)
         self._compiled: dict[Profile, Compiled] = {}
         self._sessions: weakref.WeakSet[OpenVinoBackend] = weakref.WeakSet()
         self._closed = False

@@ -18,15 +18,18 @@ from typing import Any
 from kvtape.backends.errors import EnvironmentProblem, InputRejected
 from kvtape.backends.openvino.graph import last_line
 
-__all__ = ["GgufTokenizer", "pieces"]
+__all__ = ["NativeTokenizer", "pieces"]
 
 _MOST_IDS = 8192
 _PIECE_BYTES = 8000
 _CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])")
 
 
-class GgufTokenizer:
-    """`kind` is the file's tokenizer model; only `gpt2` (byte-level BPE) text may be cut. Loads on first use (2 s)."""
+class NativeTokenizer:
+    """Of a GGUF or of a folder. `kind` is its tokenizer model; only `gpt2` (byte-level BPE) text may be cut.
+
+    Loads on first use (2 s), so that a model without one serves whoever brings token ids.
+    """
 
     def __init__(self, path: Path, kind: str, n_vocab: int) -> None:
         self._path = path
@@ -68,7 +71,7 @@ class GgufTokenizer:
             out = tokenizer.encode(piece, add_special_tokens=False)
         except (RuntimeError, IndexError) as err:
             raise EnvironmentProblem(
-                f"{self._path}: openvino-genai cannot tokenize with this file's vocabulary ({last_line(err)}); "
+                f"{self._path}: openvino-genai cannot tokenize with this vocabulary ({last_line(err)}); "
                 "tokenize elsewhere and pass token ids"
             ) from None
         ids = [int(t) for t in out.input_ids.data[0]]
@@ -94,7 +97,10 @@ class GgufTokenizer:
             try:
                 self._native = openvino_genai.Tokenizer(str(self._path))
             except (RuntimeError, IndexError) as err:
-                raise EnvironmentProblem(f"{self._path}: openvino-genai finds no tokenizer: {last_line(err)}") from None
+                raise EnvironmentProblem(
+                    f"{self._path}: openvino-genai finds no tokenizer: {last_line(err)}; pass token ids, or put "
+                    "openvino_tokenizer.xml and openvino_detokenizer.xml with their .bin there"
+                ) from None
         return self._native
 
 

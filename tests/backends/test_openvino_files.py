@@ -21,7 +21,7 @@ from kvtape.backends.errors import EnvironmentProblem, InputRejected, UsageError
 from kvtape.backends.openvino import gates
 from kvtape.backends.openvino.engine import OpenVinoEngine
 from kvtape.backends.openvino.graph_source import build_graph
-from kvtape.backends.openvino.tokenizer import GgufTokenizer, pieces
+from kvtape.backends.openvino.tokenizer import NativeTokenizer, pieces
 from kvtape.capacity.model import ModelShape, read_model
 from support.openvino_tiny import tiny_engine, tiny_path
 from support.tiny_gguf import write_tiny
@@ -178,4 +178,4 @@ def test_a_vocabulary_without_a_tokenizer_is_a_typed_error(tmp_path: Path) -> No
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(EnvironmentProblem, match="finds no tokenizer"):
-        GgufTokenizer(path, "gpt2", 9).encode("text")
+        NativeTokenizer(path, "gpt2", 9).encode("text")
