@@ -36,18 +36,31 @@ def save_ir(gguf: Path, folder: Path, n_ctx_train: int | None = None) -> Path:
     return folder
 
 
-@functools.cache
 def tiny_ir_source(name: str = "llama", weights: str = "f16") -> Path:
     """The GGUF that `tiny_ir` was made from; `name` is one of `openvino_tiny.MODELS`, `weights` f16 or q8_0."""
+    return _source(name, weights)
+
+
+def tiny_ir(name: str = "llama", weights: str = "f16") -> Path:
+    """A model directory, made once a process (0.3 s)."""
+    return _saved(name, weights)
+
+
+def tiny_ir_engine(name: str = "llama", weights: str = "f16") -> OpenVinoEngine:
+    """That directory on OpenVINO, loaded once a process."""
+    return _loaded(name, weights)
+
+
+@functools.cache  # a cache goes by how a function is called, with its defaults written out or not
+def _source(name: str, weights: str) -> Path:
     return write_tiny(scratch_folder() / f"{name}-{weights}.gguf", **MODELS[name], weights=weights)
 
 
 @functools.cache
-def tiny_ir(name: str = "llama", weights: str = "f16") -> Path:
-    """A model directory, made once a process (0.3 s)."""
-    return save_ir(tiny_ir_source(name, weights), scratch_folder() / f"{name}-{weights}-ir", 4096)
+def _saved(name: str, weights: str) -> Path:
+    return save_ir(_source(name, weights), scratch_folder() / f"{name}-{weights}-ir", 4096)
 
 
 @functools.cache
-def tiny_ir_engine(name: str = "llama", weights: str = "f16") -> OpenVinoEngine:
-    return OpenVinoEngine.load(tiny_ir(name, weights))
+def _loaded(name: str, weights: str) -> OpenVinoEngine:
+    return OpenVinoEngine.load(_saved(name, weights))
