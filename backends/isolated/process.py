@@ -52,9 +52,10 @@ class Limits:
 
 
 class HostProcess:
-    """A running host, without an engine yet. Raises EnvironmentProblem when it does not start."""
+    """A running host, without an engine yet; `module` is what runs in it. Raises EnvironmentProblem when it does not
+    start."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, module: str = _MODULE) -> None:
         self.limits = limits
         self.control, theirs = socket.socketpair()
         reader, self._cancels = os.pipe()
@@ -64,7 +65,7 @@ class HostProcess:
         self._numbers = itertools.count(1)
         try:
             os.set_blocking(self._cancels, False)
-            self._process = _spawn(theirs.fileno(), reader)
+            self._process = _spawn(module, theirs.fileno(), reader)
         except BaseException:
             self.control.close()
             os.close(self._cancels)
@@ -184,11 +185,11 @@ class _Tail:
                 self._chunks.append(chunk)
 
 
-def _spawn(control: int, cancels: int) -> subprocess.Popen[bytes]:
+def _spawn(module: str, control: int, cancels: int) -> subprocess.Popen[bytes]:
     # A kernel that kills the host with "its parent" means the thread that started it: only the main one lasts.
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    command = [sys.executable, "-P", "-m", _MODULE, str(control), str(cancels), str(parent)]
+    command = [sys.executable, "-P", "-m", module, str(control), str(cancels), str(parent)]
     try:
         return subprocess.Popen(
             command,

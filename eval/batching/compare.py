@@ -15,8 +15,9 @@ from pathlib import Path
 
 from kvtape.backends.batching.config import BLOCK, BatchingConfig, Eviction
 from kvtape.backends.batching.files import read_batching_shape
+from kvtape.backends.batching.isolated import IsolatedPipeline
 from kvtape.backends.batching.occupancy import first_evicted
-from kvtape.backends.batching.pipeline import BatchingPipeline, Generation
+from kvtape.backends.batching.pipeline import Generation
 from kvtape.backends.errors import ContextOverflow, UnsupportedOperation, UsageError
 from kvtape.eval.batching.lanes import Evicts, run_lanes
 from kvtape.eval.batching.tracks import BatchingTask, Lane, Prompt, Versus
@@ -69,7 +70,7 @@ def run_versus(
 
 
 def _native(task: BatchingTask, model: Path, config: BatchingConfig) -> list[Generation]:
-    with BatchingPipeline(model, config) as pipeline:
+    with IsolatedPipeline(model, config) as pipeline:
         return [
             pipeline.generate(p.tokens, task.n_new, text=p.text if task.continued == "text" else None)
             for p in task.prompts
@@ -81,7 +82,7 @@ def _native_dense(
 ) -> list[tuple[float, ...]]:
     """Nll of the very tokens that were made, as part of a prompt that the same pipeline computes without evicting."""
     found = []
-    with BatchingPipeline(model, config) as pipeline:
+    with IsolatedPipeline(model, config) as pipeline:
         for prompt, generation in zip(task.prompts, made, strict=True):
             said = pipeline.generate((*prompt.tokens, *generation.tokens), 1, echo=True).prompt_log_probs
             found.append(tuple(-p for p in said[len(prompt.tokens) - 1 :]))
