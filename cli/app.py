@@ -15,6 +15,7 @@ from kvtape.cli import (
     bench,
     calibrate,
     capacity,
+    certify,
     curve,
     demo,
     diff,
@@ -30,6 +31,7 @@ from kvtape.cli import (
     repair,
     replay,
     run_engine,
+    serve,
     show,
     simulate,
     sql,
@@ -57,6 +59,7 @@ app = typer.Typer(
 for _verb in (demo.demo, record.record, replay.replay, show.show, sql.sql, verify.verify, diff.diff, doctor.doctor):
     app.command()(_verb)
 app.command()(capacity.capacity)
+app.command()(certify.certify)
 app.command()(calibrate.calibrate)
 app.command()(simulate.simulate)
 app.command()(whatif.whatif)
@@ -66,6 +69,7 @@ app.command()(fleet.fleet)
 app.command("run")(run_engine.run_engine)
 app.command(cls=EngineHelp)(bench.bench)
 app.command()(ffn_server.ffn_server)
+app.command()(serve.serve)
 app.command()(explain.explain)
 app.command("eval")(evaluate)
 app.command()(repair.repair)

@@ -159,7 +159,7 @@ def _run(
     template: str | None,
 ) -> int:
     from kvtape.backends.clock import MonotonicClock
-    from kvtape.cli.output import note
+    from kvtape.cli.output import kvtape_version, note
     from kvtape.cli.recording import live_run, new_log, recording
     from kvtape.serve.engines import SharedEngine
     from kvtape.serve.http.server import serve_forever
@@ -188,7 +188,12 @@ def _run(
                 template=template,
             ) as service,
         ):
-            serve_forever(service, access, listening=lambda url: note(f"kvtape: {name} on {url}, log {segment}"))
+            serve_forever(
+                service,
+                access,
+                version=kvtape_version(),
+                listening=lambda url: note(f"kvtape: {name} on {url}, log {segment}"),
+            )
             broken = service.broken
     finally:
         engine.close()

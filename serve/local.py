@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +97,7 @@ class LocalService:
     def token_prompt(self, tokens: Sequence[int]) -> tuple[PromptSegment, ...]:
         return self._prompts.tokens(tokens)
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Piece | End]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece | End]:
         """See `requests.Service`; a turn whose listener is gone is cancelled."""
         loop = asyncio.get_running_loop()
         told: asyncio.Queue[Told] = asyncio.Queue()

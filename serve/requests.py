@@ -7,7 +7,7 @@ Token counts are the engine's. A text is told in pieces that are whole character
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -165,7 +165,7 @@ class Service(Protocol):
     def token_prompt(self, tokens: Sequence[int]) -> tuple[PromptSegment, ...]:
         """Ids as they are. Raises BadPrompt for one outside the vocabulary."""
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[Piece | End]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece | End]:
         """Pieces, then one End. Closing the iterator early cancels the turn and gives its slot back.
 
         Raises ServiceError: before the first piece where nothing was computed, Deadline and EngineGone also later.
