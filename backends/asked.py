@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 
 from kvtape.backends.errors import InputRejected, UsageError
-from kvtape.backends.protocol import SessionConfig
+from kvtape.backends.protocol import FlashAttention, SessionConfig
 from kvtape.planner.specs import Option, Spec, SpecError, parse_options
 
 __all__ = ["CONTEXT_PADDING", "check_layers", "check_sizes", "effective_n_ctx", "read_options"]
@@ -26,11 +26,14 @@ _BOUNDS: Final = {
 
 
 def check_sizes(config: SessionConfig) -> None:
-    """Raises UsageError naming the size and its bounds, in tokens, threads or bytes."""
+    """Raises UsageError naming the size and its bounds, in tokens, threads or bytes, or what flash attention may be."""
     for name, (least, most) in _BOUNDS.items():
         value = getattr(config, name)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise UsageError(f"{name} is {value!r}; it must be a whole number in [{least}, {most}]")
+    flash: object = config.flash_attention
+    if flash not in get_args(FlashAttention):
+        raise UsageError(f"flash_attention is {flash!r}; it must be one of {', '.join(get_args(FlashAttention))}")
     if config.cold_budget_bytes and not config.cold_budget_tokens:
         raise UsageError("cold_budget_bytes without cold_budget_tokens: a cold store needs a budget in tokens")
 

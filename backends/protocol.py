@@ -35,12 +35,16 @@ __all__ = [
     "DecodeRun",
     "Engine",
     "EventSink",
+    "FlashAttention",
     "KvRows",
     "Logits",
     "ModelFacts",
     "SessionConfig",
     "Witness",
 ]
+
+FlashAttention = Literal["off", "on", "auto"]
+"""Attention without its weights in memory. `auto`: what the engine decides, which an open session's config says."""
 
 Logits = npt.NDArray[np.float32]
 Choose = Callable[[Logits], int | None]
@@ -67,7 +71,7 @@ class SessionConfig:
     chunk: int = 512
     kv_type_k: str = "f16"
     kv_type_v: str = "f16"
-    flash_attention: bool = False
+    flash_attention: FlashAttention = "off"
     threads: int = 1
     cold_budget_tokens: int = 0
     cold_budget_bytes: int = 0

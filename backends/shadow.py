@@ -62,7 +62,7 @@ def open_shadow(
         replace(
             config,
             n_ctx=max(2, tokens),
-            flash_attention=False,
+            flash_attention="off",
             cold_budget_tokens=0,
             cold_budget_bytes=0,
             options=config.options | wanted,

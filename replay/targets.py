@@ -50,7 +50,7 @@ class Target:
             "chunk": row.chunk,
             "kv_type_k": _askable(row.kv_type_k),
             "kv_type_v": _askable(row.kv_type_v),
-            "flash_attention": row.flash_attention,
+            "flash_attention": {True: "on", False: "off", None: None}[row.flash_attention],
             "threads": self.threads or row.threads,
             "cold_budget_tokens": cold_tokens if row.cold_budget_tokens is None else row.cold_budget_tokens,
             "cold_budget_bytes": row.cold_budget_bytes,

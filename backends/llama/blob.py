@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.errors import StateRejected
+from kvtape.backends.llama.kv_types import numbers
 
 __all__ = [
     "Cache",
@@ -53,14 +54,8 @@ class LayerRows:
     rows: Bytes2d
 
     def numbers(self) -> npt.NDArray[Any]:
-        """`[n_cells, width]` in the stored type: float16, float32, or, for bf16, float32 with the same values."""
-        if self.ggml_type == 0:
-            return self.rows.view(np.float32)
-        if self.ggml_type == 1:
-            return self.rows.view(np.float16)
-        if self.ggml_type == 30:
-            return (self.rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        raise StateRejected(f"rows of ggml type {self.ggml_type} cannot be read as numbers")
+        """`[n_cells, width]` as `kv_types.numbers`: f16 rows as float16, every other type as float32."""
+        return numbers(self.ggml_type, self.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import weakref
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.errors import EnvironmentProblem
 from kvtape.backends.llama.attention import AttentionTap
+from kvtape.backends.llama.engine_words import read_words
+from kvtape.backends.llama.kv_types import GGML_TYPES
 from kvtape.backends.llama.native import NativeModel, engine_log, library
+from kvtape.backends.protocol import FlashAttention
 
-__all__ = ["GGML_TYPES", "LIVE", "SCRATCH", "ContextParams", "NativeContext"]
+__all__ = ["LIVE", "SCRATCH", "ContextParams", "NativeContext"]
 
 LIVE: Final = 0
 """The sequence that holds the session."""
 SCRATCH: Final = 1
 """The sequence in which exports, imports, refills and flushes happen; empty between operations."""
 
-GGML_TYPES: Final = {"bf16": 30, "f16": 1, "f32": 0}
-"""KV storage types this backend opens; every other one needs gates of its own (some abort the process)."""
-
-_BUFFER_LINE = re.compile(r"(?:KV|RS) buffer size =\s*([0-9.]+) MiB")
+_FLASH_TYPES: Final = {"auto": -1, "off": 0, "on": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class ContextParams:
     n_ubatch: int
     type_k: str
     type_v: str
-    flash_attention: bool
+    flash_attention: FlashAttention
     threads: int
     swa_full: bool
 
@@ -45,8 +44,8 @@ class ContextParams:
 class NativeContext:
     """A unified context with two sequences. Raises EnvironmentProblem when the engine refuses to create it.
 
-    `allocated_bytes` is what the engine says it allocated for its caches (rounded to 0.01 MiB in its log). A `tap` can
-    be given only here: the engine takes an evaluation callback when a context is created.
+    `words` is what the engine says of it, `flash_attention` whether it runs. A `tap` can be given only here: the engine
+    takes an evaluation callback when a context is created.
     """
 
     def __init__(self, model: NativeModel, params: ContextParams, tap: AttentionTap | None = None) -> None:
@@ -63,8 +62,8 @@ class NativeContext:
         self._memory = lib.llama_get_memory(self._context)
         self.n_ctx = int(lib.llama_n_ctx(self._context))
         self.can_shift = bool(lib.llama_memory_can_shift(self._memory))
-        sizes = _BUFFER_LINE.findall("\n".join(engine_log.since(mark, errors_only=False)))
-        self.allocated_bytes = round(sum(float(size) for size in sizes) * 2**20)
+        self.words = read_words(engine_log.since(mark, errors_only=False))
+        self.flash_attention = _decided(params.flash_attention, self.words.flash_attention)
         self._batch = _Batch(lib, params.n_batch)
         # llama.cpp asks `bool f(void *data)` at every graph node, a thousand times a token. strlen is that function: of
         # b"" it is 0, of b"\1" it is 1. So cancelling is writing one byte, and no Python runs inside a decode.
@@ -218,7 +217,7 @@ def _native_params(lib: Any, params: ContextParams, tap: AttentionTap | None) ->
     native.kv_unified = True
     native.n_threads = params.threads
     native.n_threads_batch = params.threads
-    native.flash_attn_type = 1 if params.flash_attention else 0
+    native.flash_attn_type = _FLASH_TYPES[params.flash_attention]
     native.type_k = GGML_TYPES[params.type_k]
     native.type_v = GGML_TYPES[params.type_v]
     native.swa_full = params.swa_full
@@ -228,3 +227,13 @@ def _native_params(lib: Any, params: ContextParams, tap: AttentionTap | None) ->
 
 def _address(buffer: npt.NDArray[np.uint8]) -> Any:
     return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+def _decided(asked: FlashAttention, said: bool | None) -> Literal["off", "on"]:
+    """What runs. Raises EnvironmentProblem where the engine does not say, or runs something else than was asked."""
+    if said is None:
+        raise EnvironmentProblem("llama.cpp does not say whether flash attention runs; ask for on or off")
+    decided: Literal["off", "on"] = "on" if said else "off"
+    if asked not in ("auto", decided):
+        raise EnvironmentProblem(f"llama.cpp turned flash attention {decided} on this model; ask for {decided} or auto")
+    return decided
+
+

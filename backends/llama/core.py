@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +21,17 @@ from kvtape.backends.errors import (
 from kvtape.backends.llama.attention import AttentionTap, TapError
 from kvtape.backends.llama.context import NativeContext
 from kvtape.backends.llama.decoder import Decoder
-from kvtape.backends.llama.gates import NO_SCORES, gates_of, memory_facts, no_scores_reason
+from kvtape.backends.llama.gates import NO_SCORES, KeyStore, gates_of, memory_facts, no_scores_reason
 from kvtape.backends.llama.mass import AttentionRecord
 from kvtape.backends.llama.memory import LiveMemory, MemoryFault
 from kvtape.backends.llama.native import NativeModel
 from kvtape.backends.llama.options import context_params, parse_llama_options
 from kvtape.backends.llama.proof import prove
 from kvtape.backends.llama.sizes import CacheBytes
+from kvtape.backends.llama.spread import RowReader
 from kvtape.backends.llama.states import StateCodec
 from kvtape.backends.protocol import KvRows, ModelFacts, SessionConfig
+from kvtape.backends.rounding import ROUNDING
 from kvtape.capacity.model import ModelShape
 
 __all__ = ["SessionCore"]
@@ -44,14 +47,16 @@ class SessionCore:
         params = context_params(config, options, shape)
         self.engine_version = engine_version
         self.facts = facts
-        self.config = config
         self._shape = shape
         self._memory_facts = memory_facts(model)
         tap, no_scores = self._open_tap() if options.scores else (None, NO_SCORES)
         self._context = NativeContext(model, params, tap)
+        self.config = config = replace(config, flash_attention=self._context.flash_attention)
         self.n_ctx = self._context.n_ctx - CONTEXT_PADDING
-        self._bytes = CacheBytes(shape, params, self._context.allocated_bytes)
+        words = self._context.words
+        self._bytes = CacheBytes(shape, params, words.allocated_bytes)
         self._memory = LiveMemory(self._context, self._memory_facts)
+        self._rows = RowReader(words, shape)
         self._decoder = Decoder(self._context, config.chunk)
         self._codec = StateCodec(facts.fingerprint, engine_version, config, self.n_ctx, swa_full=options.swa_full)
         self._books = Books()
@@ -62,13 +67,26 @@ class SessionCore:
         self.closed = False
         gates = gates_of(
             self._memory_facts,
-            kv_type_k=config.kv_type_k,
+            keys=KeyStore(
+                config.kv_type_k,
+                spread=bool(words.spread_keys) and all(words.spread_keys),
+                whole_heads=shape.rope_dims == shape.head_dim_k,
+                shift_narrow=options.shift_quantised,
+            ),
             cold_budget=config.cold_budget_tokens,
             can_shift=self._context.can_shift,
             no_scores=no_scores,
         )
         try:
-            self._gates = prove(gates, self._memory_facts, self._memory, self._decoder, facts.n_vocab, self._attention)
+            self._gates = prove(
+                gates,
+                self._memory_facts,
+                self._memory,
+                self._decoder,
+                facts.n_vocab,
+                self._attention,
+                rounding=max(ROUNDING[config.kv_type_k], ROUNDING[config.kv_type_v]),
+            )
         except BaseException:
             self.close()
             raise

@@ -1,8 +1,8 @@
 """What a session on this model with this configuration can do, and why it cannot do the rest.
 
 The engine's own answers are not enough: removing the middle of a recurrent memory returns success and removes
-nothing, a shift under YaRN scales every key, one over bf16 keys or M-RoPE positions aborts the process. What passes
-here is then executed once when the session opens (`proof`).
+nothing, a shift under YaRN scales every key, one over bf16 keys or M-RoPE positions aborts the process, one over packed
+keys crashes it unless the engine spreads them. What passes here is then executed once when the session opens (`proof`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from kvtape.backends.gates import Gates
+from kvtape.backends.llama.kv_types import NARROW, PACKED
 from kvtape.backends.llama.native import NativeModel
 from kvtape.planner.capabilities import Capabilities
 
-__all__ = ["NO_SCORES", "MemoryFacts", "MemoryKind", "gates_of", "memory_facts", "no_scores_reason"]
+__all__ = ["NO_SCORES", "KeyStore", "MemoryFacts", "MemoryKind", "gates_of", "memory_facts", "no_scores_reason"]
 
 MemoryKind = Literal["plain", "windowed", "hybrid", "recurrent"]
 
@@ -35,6 +36,19 @@ class MemoryFacts:
     multi_rope: bool
     rope_factor: str | None
     latent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeyStore:
+    """How keys are stored. `spread`: multiplied by a Hadamard matrix before they are packed.
+
+    `whole_heads`: RoPE turns every component of a head. `shift_narrow`: shifts below 8 bits were asked for.
+    """
+
+    kv_type: str
+    spread: bool = False
+    whole_heads: bool = True
+    shift_narrow: bool = False
 
 
 def memory_facts(model: NativeModel) -> MemoryFacts:
@@ -63,7 +77,7 @@ def _rope_factor(model: NativeModel) -> str | None:
 
 
 def gates_of(
-    facts: MemoryFacts, *, kv_type_k: str, cold_budget: int, can_shift: bool, no_scores: str | None = NO_SCORES
+    facts: MemoryFacts, *, keys: KeyStore, cold_budget: int, can_shift: bool, no_scores: str | None = NO_SCORES
 ) -> Gates:
     """The gates. `can_shift` is the engine's answer; on a windowed model it means that both caches have one size.
 
@@ -73,7 +87,7 @@ def gates_of(
     reasons |= _memory_reasons(facts, can_shift)
     if no_scores is not None:
         reasons["attention_scores"] = no_scores
-    shift = _shift_reason(facts, kv_type_k, can_shift)
+    shift = _shift_reason(facts, keys, can_shift)
     if shift is not None:
         reasons.setdefault("position_shift", shift)
     if cold_budget <= 0:
@@ -107,15 +121,32 @@ def no_scores_reason(facts: MemoryFacts) -> str | None:
     return None
 
 
-def _shift_reason(facts: MemoryFacts, kv_type_k: str, can_shift: bool) -> str | None:
+def _shift_reason(facts: MemoryFacts, keys: KeyStore, can_shift: bool) -> str | None:
     if facts.multi_rope:
         return "M-RoPE positions have several components, which the engine cannot shift"
     if facts.rope_factor is not None:
         return facts.rope_factor
-    if kv_type_k == "bf16":
+    if keys.kv_type == "bf16":
         return "the engine cannot rotate bf16 keys; use kv_type_k f16 or f32"
+    if keys.kv_type in PACKED and (reason := _packed_reason(keys)) is not None:
+        return reason
     if facts.kind == "windowed" and not can_shift:
         return "the full and the windowed cache differ in size (option swa_full=yes makes them equal)"
     if not can_shift:
         return "the engine says that this memory cannot shift"
+    return None
+
+
+def _packed_reason(keys: KeyStore) -> str | None:
+    instead = "use kv_type_k f16 or f32"
+    if not keys.spread:
+        why = "heads are no multiple of 64, or LLAMA_ATTN_ROT_DISABLE is set"
+        return f"the engine crashes when it rotates {keys.kv_type} keys that it does not spread ({why}); {instead}"
+    if not keys.whole_heads:
+        return f"the engine aborts when it rotates {keys.kv_type} keys of which RoPE turns a part; {instead}"
+    if keys.kv_type in NARROW and not keys.shift_narrow:
+        return (
+            f"every shift rounds {keys.kv_type} keys again, and they drift; use kv_type_k q8_0, f16 or f32, or allow "
+            "it with option shift_quantised=yes"
+        )
     return None

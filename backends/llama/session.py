@@ -19,7 +19,7 @@ from kvtape.backends.llama.attention import CellSums
 from kvtape.backends.llama.context import LIVE, SCRATCH
 from kvtape.backends.llama.core import SessionCore
 from kvtape.backends.llama.mass import mass_of
-from kvtape.backends.protocol import AttentionMass, Choose, Computed, DecodeRun, KvRows, Logits, Witness
+from kvtape.backends.protocol import AttentionMass, Choose, Computed, DecodeRun, Logits, Witness
 from kvtape.backends.saved_states import SavedBlock, SavedState
 from kvtape.backends.token_ids import check_token, check_tokens
 from kvtape.planner.layout import Layout
@@ -255,7 +255,8 @@ class LlamaBackend(SessionCore):
     def witness(self) -> Witness:
         """Positions and rows from the engine's memory; of a windowed model the layers with full attention.
 
-        bf16 rows are given as float32. Raises UnsupportedOperation for recurrent and hybrid memories.
+        f16 rows are given as float16, all others as float32, packed ones as the numbers they stand for. Raises
+        UnsupportedOperation for recurrent and hybrid memories.
         """
         with self._operation(FatalClass.STREAM_NOT_REVERSIBLE):
             if self._memory_facts.kind in ("recurrent", "hybrid"):
@@ -265,8 +266,7 @@ class LlamaBackend(SessionCore):
                 self._memory.confirm(self._books.cache_positions())
                 return Witness(np.zeros(0, np.int64), "engine", self._no_rows())
             cache = self._memory.read()
-            rows = KvRows(tuple(k.numbers() for k in cache.keys), tuple(v.numbers() for v in cache.values))
-            return Witness(cache.positions.astype(np.int64), "engine", rows)
+            return Witness(cache.positions.astype(np.int64), "engine", self._rows.read(cache))
 
     def kv_bytes(self) -> dict[str, int]:
         """`resident`: of the rows in use, windowed layers' last window, the recurrent state.

@@ -29,7 +29,8 @@ def session_need(shape: ModelShape, params: ContextParams, *, scores: bool) -> N
 
     def attention(n_ctx: int) -> int:
         cells = n_ctx + CONTEXT_PADDING
-        weights = 0 if params.flash_attention else cells * params.n_ubatch * heads * 4
+        # Of `auto` nobody knows yet: the larger.
+        weights = 0 if params.flash_attention == "on" else cells * params.n_ubatch * heads * 4
         # Sums by head, float64: of the running operation, of the cells, of the rows by tape position.
         return weights + (3 * cells * shape.n_layer * heads * _MASS_BYTES if scores else 0)
 
@@ -72,7 +73,7 @@ def _sizing(shape: ModelShape, params: ContextParams) -> Sizing:
         unified=True,
         n_batch=params.n_batch,
         n_ubatch=params.n_ubatch,
-        flash_attention=params.flash_attention,
+        flash_attention=params.flash_attention != "off",
         swa_full=params.swa_full,
     )
     return Sizing(shape.geometry.stored_as(params.type_k, params.type_v), llama_rule(), settings)

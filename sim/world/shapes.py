@@ -91,7 +91,7 @@ def model_session(script: Script, settings: Settings, costs: CostTable, n_ctx_tr
         chunk=row.chunk or _CHUNK,
         kv_type_k=row.kv_type_k or "f16",
         kv_type_v=row.kv_type_v or "f16",
-        flash_attention=bool(row.flash_attention),
+        flash_attention="on" if row.flash_attention else "off",
         threads=row.threads or 1,
         cold_budget_tokens=cold,
         cold_budget_bytes=(row.cold_budget_bytes or 0) if cold else 0,

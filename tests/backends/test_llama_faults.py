@@ -129,7 +129,7 @@ def test_a_flipped_bit_is_found(at: int) -> None:
         ({"n_layer": 1}, "fingerprint"),
         ({"config": {"kv_type_k": "f16"}}, "kv_type_k"),
         ({"config": {"kv_type_v": "f16"}}, "kv_type_v"),
-        ({"config": {"flash_attention": True}}, "flash_attention"),
+        ({"config": {"flash_attention": "on"}}, "flash_attention"),
     ],
 )
 def test_foreign_states(other: dict[str, Any], entry: str) -> None:

@@ -422,7 +422,7 @@ def test_a_node_that_was_missed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_flash_attention_has_no_weights_to_read() -> None:
     with pytest.raises(UsageError, match="scores=on needs it off"):
-        scored(flash_attention=True)
+        scored(flash_attention="on")
 
 
 def test_an_unknown_value_is_refused() -> None:
@@ -455,7 +455,7 @@ def gpt_oss_attention(sink_weight: float) -> tuple[Any, Any]:
     """
     model = NativeModel(str(model_file("gpt-oss", sink_weight=sink_weight)))
     tap = AttentionTap()
-    context = NativeContext(model, ContextParams(256, 64, 64, "f32", "f32", False, 1, True), tap)
+    context = NativeContext(model, ContextParams(256, 64, 64, "f32", "f32", "off", 1, True), tap)
     sums = CellSums(256, frozenset({0, 1}))
     with tap.collect(sums):
         assert context.decode(np.array(TAPE[:40], np.int32), 0, LIVE, want_logits=True) == 0

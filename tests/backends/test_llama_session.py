@@ -281,7 +281,7 @@ def test_kv_bytes_are_those_of_the_engine(kv_type: str) -> None:
     backend, _ = prefilled(40, config={"kv_type_k": kv_type, "kv_type_v": kv_type})
     row = 2 * 2 * 32 * (4 if kv_type == "f32" else 2)
     assert backend.kv_bytes() == {"resident": 40 * row, "allocated": (512 + 256) * row}
-    logged = backend._context.allocated_bytes  # MiB with two decimals
+    logged = backend._context.words.allocated_bytes  # MiB with two decimals
     assert abs(logged - (512 + 256) * row) <= 0.0051 * 2**20
 
 
@@ -324,9 +324,12 @@ def test_text_that_is_no_unicode() -> None:
         ({"threads": 0}, "threads is 0"),
         ({"threads": 513}, "threads is 513"),
         ({"cold_budget_tokens": -1}, "cold_budget_tokens is -1"),
-        ({"kv_type_k": "q8_0"}, "kv_type_k q8_0: this backend opens bf16, f16, f32"),
-        ({"kv_type_v": "q4_0"}, "kv_type_v q4_0: this backend opens bf16, f16, f32"),
-        ({"options": {"swa": "yes"}}, "unknown option of llama 'swa'.*allowed: memory, n_ubatch, scores, swa_full"),
+        ({"kv_type_k": "u8"}, "kv_type_k u8: this backend opens bf16, f16, f32, iq4_nl, q4_0, q4_1, q5_0, q5_1, q8_0"),
+        ({"kv_type_v": "q4_0"}, "kv_type_v q4_0: llama.cpp packs values only under flash attention; ask for"),
+        (
+            {"options": {"swa": "yes"}},
+            "unknown option of llama 'swa'.*allowed: memory, n_ubatch, scores, shift_quantised, swa_full",
+        ),
         ({"options": {"swa_full": "maybe"}}, "allowed: yes, no"),
         ({"options": {"n_ubatch": "0"}}, "n_ubatch=0"),
         ({"options": {"n_ubatch": "many"}}, "n_ubatch=many"),

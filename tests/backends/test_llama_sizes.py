@@ -34,7 +34,7 @@ def grown(backend: LlamaBackend, n: int, at: int) -> tuple[int, int]:
     [
         ("llama", 1, {}),
         ("qwen3", 1, {}),
-        ("llama", 1, {"config": {"kv_type_k": "f16", "kv_type_v": "bf16", "flash_attention": True}}),
+        ("llama", 1, {"config": {"kv_type_k": "f16", "kv_type_v": "bf16", "flash_attention": "on"}}),
         ("gemma2", 2, {}),
         ("gemma3", 2, {}),
         ("gpt-oss", 2, {}),
@@ -67,7 +67,7 @@ def test_a_state_weighs_the_same_at_any_length() -> None:
 def test_allocated_is_what_the_engine_logs(arch: str, n_ctx: int) -> None:
     """To the byte by the geometry, which agrees with the rounded log."""
     backend = session(arch, config={"n_ctx": n_ctx, "chunk": 64})
-    ours, logged = backend.kv_bytes()["allocated"], backend._context.allocated_bytes
+    ours, logged = backend.kv_bytes()["allocated"], backend._context.words.allocated_bytes
     assert abs(ours - logged) <= 3 * 0.005 * 2**20
 
 

@@ -78,7 +78,7 @@ def test_a_row_of_anything_else_lets_nothing_through(other: dict[str, str]) -> N
     "other",
     [
         {"config": replace(CONFIG, threads=2)},
-        {"config": replace(CONFIG, kv_type_k="q8_0", kv_type_v="q8_0", flash_attention=True)},
+        {"config": replace(CONFIG, kv_type_k="q8_0", kv_type_v="q8_0", flash_attention="on")},
         {"workload": "steps"},
         {"facts": replace(FACTS, fingerprint="blake2b:2")},
         {"engine_version": "b2"},

@@ -415,7 +415,7 @@ class ScoringEngine(ToyEngine):
 
 def test_a_shadow_is_opened_for_the_whole_tape_and_for_scores() -> None:
     engine = ScoringEngine()
-    asked = replace(CONFIG, flash_attention=True, cold_budget_bytes=7, kv_type_k="f32")
+    asked = replace(CONFIG, flash_attention="on", cold_budget_bytes=7, kv_type_k="f32")
     open_shadow(engine, asked, StoppableClock(ManualClock()), tokens=77).close()  # type: ignore[arg-type]
     config = engine.opened[0].config
     assert config == SessionConfig(n_ctx=77, chunk=8, kv_type_k="f32", options={"scores": "on"})

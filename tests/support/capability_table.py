@@ -91,6 +91,10 @@ def kv(kv_type: str) -> dict[str, Any]:
     return {"kv_type_k": kv_type, "kv_type_v": kv_type}
 
 
+def packed(k: str, v: str, flash: str = "on", **options: str) -> dict[str, Any]:
+    return {"kv_type_k": k, "kv_type_v": v, "flash_attention": flash} | on(**options)
+
+
 def on(**options: str) -> dict[str, Any]:
     return {"options": options}
 
@@ -98,11 +102,27 @@ def on(**options: str) -> dict[str, Any]:
 def _llama() -> list[Row]:
     llama, yarn, latent = {}, {"yarn": 4}, {"arch": "latent"}
     swa, scores, plain_kv = on(swa_full="yes"), on(scores="on"), ("f32", "f16")
+    wide = {"n_embd": 128, "n_head": 2, "n_head_kv": 1, "head_dim": 64}
+    narrow, allowed = ("q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"), {"shift_quantised": "yes"}
+    of_wide = "llama, heads of 64"
     rows = [
         *(("llama, " + t, FULL, llama, kv(t)) for t in plain_kv),
         ("llama, bf16", NO_SHIFT, llama, kv("bf16")),
         ("llama, f16 keys and bf16 values", FULL, llama, {"kv_type_k": "f16", "kv_type_v": "bf16"}),
-        ("llama, f16, flash attention", FULL, llama, kv("f16") | {"flash_attention": True}),
+        ("llama, f16, flash attention", FULL, llama, kv("f16") | {"flash_attention": "on"}),
+        ("llama, f16, flash attention auto", FULL, llama, packed("f16", "f16", "auto")),
+        ("llama, q8_0, flash attention", NO_SHIFT, llama, packed("q8_0", "q8_0")),
+        (f"{of_wide}, q8_0, flash attention", FULL, wide, packed("q8_0", "q8_0")),
+        (f"{of_wide}, q8_0, flash attention auto", FULL, wide, packed("q8_0", "q8_0", "auto")),
+        *((f"{of_wide}, {t}, flash attention", NO_SHIFT, wide, packed(t, t)) for t in narrow),
+        *((f"{of_wide}, {t}, shift_quantised", FULL, wide, packed(t, t, **allowed)) for t in narrow),
+        (f"{of_wide}, q8_0 keys and f16 values", FULL, wide, packed("q8_0", "f16", "off")),
+        (f"{of_wide}, f16 keys and q8_0 values, flash attention", FULL, wide, packed("f16", "q8_0")),
+        (f"{of_wide}, q8_0 keys and q4_0 values, flash attention", FULL, wide, packed("q8_0", "q4_0")),
+        (f"{of_wide}, q4_0 keys and f16 values", NO_SHIFT, wide, packed("q4_0", "f16", "off")),
+        (f"{of_wide}, bf16 keys and q8_0 values, flash attention", NO_SHIFT, wide, packed("bf16", "q8_0")),
+        ("qwen3, heads of 64, q8_0, flash attention", FULL, wide | {"arch": "qwen3"}, packed("q8_0", "q8_0")),
+        ("qwen2, heads of 64, q8_0, flash attention", FULL, wide | {"arch": "qwen2"}, packed("q8_0", "q8_0")),
         ("llama, no cold budget", NO_COLD, llama, {"cold_budget_tokens": 0}),
         ("llama, several KV heads", FULL, {"n_embd": 128, "n_head": 4, "n_head_kv": 2}, {}),
         ("llama, q8_0 weights, f16", FULL, {"weights": "q8_0"}, kv("f16")),
@@ -122,6 +142,7 @@ def _llama() -> list[Row]:
         *((f"llama, {t}, scores", SCORED, llama, scores | kv(t)) for t in plain_kv),
         ("llama, bf16, scores", SCORED_NO_SHIFT, llama, scores | kv("bf16")),
         ("llama, q8_0 weights, f16, scores", SCORED, {"weights": "q8_0"}, scores | kv("f16")),
+        (f"{of_wide}, q8_0 keys and f16 values, scores", SCORED, wide, packed("q8_0", "f16", "off", scores="on")),
         ("qwen2, scores", SCORED, {"arch": "qwen2"}, scores),
         ("qwen3, scores", SCORED, {"arch": "qwen3"}, scores),
         ("llama, YaRN, scores", SCORED_NO_SHIFT, yarn, scores),
@@ -142,12 +163,21 @@ def _openvino() -> list[Row]:
     def asked(kv_type: str, **options: str) -> dict[str, Any]:
         return kv(kv_type) | on(kv="asked", **options)
 
+    waived, both = {"uncertified": True}, on(kv="asked")
+    u8_keys = {"kv_type_k": "u8", "kv_type_v": "f32"} | both | waived
+    u8_values = {"kv_type_k": "bf16", "kv_type_v": "u8"} | both | waived
     rows = [
         ("llama", FULL, llama, {}),
         ("llama, several KV heads", FULL, {"n_embd": 128, "n_head": 4, "n_head_kv": 2}, {}),
         ("qwen2", FULL, {"arch": "qwen2"}, {}),
         ("qwen3", FULL, {"arch": "qwen3"}, {}),
-        *((f"llama, {t} as asked", FULL, llama, asked(t)) for t in ("f32", "f16")),
+        *((f"llama, {t} as asked", FULL, llama, asked(t)) for t in ("f32", "f16", "bf16")),
+        ("qwen2, bf16 as asked", FULL, {"arch": "qwen2"}, asked("bf16")),
+        ("llama, u8 as asked, neither certified nor waived", NO_MIRROR, llama, asked("u8")),
+        ("llama, u8 as asked", FULL, llama, asked("u8") | waived),
+        ("llama, u8 keys and f32 values", FULL, llama, u8_keys),
+        ("llama, bf16 keys and u8 values", FULL, llama, u8_values),
+        ("llama, u8 as asked, bf16 inference", FULL, llama, asked("u8", inference="bf16") | waived),
         ("llama, no cold budget", NO_COLD, llama, {"cold_budget_tokens": 0}),
         ("llama, YaRN", NO_SHIFT, yarn, {}),
         ("llama, mirror off", NO_MIRROR, llama, off),
@@ -157,7 +187,8 @@ def _openvino() -> list[Row]:
         ("llama, scores", SCORED, llama, scores),
         ("qwen2, scores", SCORED, {"arch": "qwen2"}, scores),
         ("qwen3, scores", SCORED, {"arch": "qwen3"}, scores),
-        ("llama, f16 as asked, scores", SCORED, llama, asked("f16", scores="on")),
+        *((f"llama, {t} as asked, scores", SCORED, llama, asked(t, scores="on")) for t in ("f16", "bf16")),
+        ("llama, u8 as asked, scores", SCORED, llama, asked("u8", scores="on") | waived),
         ("llama, YaRN, scores", SCORED_NO_SHIFT, yarn, scores),
     ]
     return [Row("openvino", *row) for row in rows]
@@ -188,11 +219,37 @@ def _reference() -> list[Row]:
 ROWS: tuple[Row, ...] = (*_llama(), *_openvino(), *_reference())
 
 REFUSED: tuple[Refused, ...] = (
-    Refused("llama", "q8_0 rows", "q8_0: this backend opens bf16, f16, f32", config=kv("q8_0")),
-    Refused("llama", "q4_0 rows", "q4_0: this backend opens bf16, f16, f32", config=kv("q4_0")),
-    Refused("llama", "scores with flash attention", "flash", config=on(scores="on") | {"flash_attention": True}),
-    Refused("openvino", "q8_0 rows", "cannot store keys or values as 'q8_0'", config=kv("q8_0")),
-    Refused("openvino", "bf16 rows as asked", "bf16", config=kv("bf16") | on(kv="asked")),
+    Refused("llama", "u8 rows", "u8: this backend opens bf16, f16, f32, iq4_nl, q4_0", config=kv("u8")),
+    Refused("llama", "q8_0 values without flash attention", "ask for flash attention on or auto", config=kv("q8_0")),
+    Refused(
+        "llama",
+        "q8_0 keys of heads of 16",
+        "a head of this model has 16",
+        model={"head_dim": 16},
+        config=packed("q8_0", "f16", "off"),
+    ),
+    Refused(
+        "llama",
+        "deepseek2, latent rows of two types",
+        "one latent row for both",
+        model={"arch": "latent", "absorbed": True},
+        config=packed("f16", "f32", "off"),
+    ),
+    Refused("llama", "scores with flash attention", "flash", config=on(scores="on") | {"flash_attention": "on"}),
+    *(
+        Refused(
+            "openvino", f"{t} rows as asked", f"cannot store keys or values as '{t}'", config=kv(t) | on(kv="asked")
+        )
+        for t in ("q8_0", "u4", "u3", "i8")
+    ),
+    Refused("openvino", "bf16 rows with f32 inference", "bf16", config=kv("bf16") | on(kv="asked", inference="f32")),
+    Refused(
+        "openvino",
+        "f16 keys and f32 values",
+        "in another type without saying so",
+        config={"kv_type_k": "f16", "kv_type_v": "f32"} | on(kv="asked"),
+    ),
+    Refused("openvino", "u8 rows with mirror off", "needs mirror=on", config=kv("u8") | on(kv="asked", mirror="off")),
     Refused("openvino", "scores with mirror off", "scores=on needs mirror=on", config=on(scores="on", mirror="off")),
     *(
         Refused("openvino", arch, "is not proven on OpenVINO", model={"arch": arch})
