@@ -13,7 +13,7 @@ __all__ = ["evaluate"]
 
 
 def evaluate(
-    task: Annotated[str, typer.Option("--task", metavar="T", help="needle or nll.")] = "needle",
+    task: Annotated[str, typer.Option("--task", metavar="T", help="needle, nll or batching.")] = "needle",
     model: AnyModelPath = None,
     backend: Annotated[
         list[str] | None,
@@ -21,7 +21,7 @@ def evaluate(
             "--backend",
             metavar="SPEC",
             help="llama, openvino or reference[:key=value,...]; repeatable. Scored policies need scores=on. Default: "
-            "llama:scores=on.",
+            "llama:scores=on; batching: openvino:scores=on.",
             show_default=False,
         ),
     ] = None,
@@ -46,13 +46,15 @@ def evaluate(
             "--tokens",
             metavar="N",
             min=16,
-            help="Length of the text. Default: 1000; nll: 8 x n_ctx.",
+            help="Length of the text. Default: 1000; nll: 8 x n_ctx; batching: 512.",
             show_default=False,
         ),
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option("--text", metavar="F", help="Of nll: a text file, - for stdin. Default: generated sentences."),
+        typer.Option(
+            "--text", metavar="F", help="Of nll and batching: a text file, - for stdin. Default: generated sentences."
+        ),
     ] = None,
     format_name: Annotated[
         str | None,
@@ -84,6 +86,50 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    comparator: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--comparator",
+            metavar="SPEC",
+            help="Of batching: continuous-batching[:start=..,recent=..,most=..,aggregation=..,window=..,crush=..], "
+            "repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    budget_blocks: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--budget-blocks",
+            metavar="N",
+            min=1,
+            help="Of batching: blocks of 32 tokens that are kept where a spec has no most; repeatable. Default: 8.",
+            show_default=False,
+        ),
+    ] = None,
+    new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--new-tokens",
+            metavar="N",
+            min=2,
+            help="Of batching: tokens behind each prompt. Default: 64.",
+            show_default=False,
+        ),
+    ] = None,
+    continued: Annotated[
+        str,
+        typer.Option(
+            "--continue",
+            metavar="W",
+            help="Of batching: with the prompt's own text, or with what is likeliest (greedy).",
+        ),
+    ] = "text",
+    prove_options: Annotated[
+        bool,
+        typer.Option(
+            "--prove-options", help="Of batching: only say which of its sparse options compute what they say."
+        ),
+    ] = False,
     log: Annotated[
         Path | None,
         typer.Option("--log", metavar="OUT", help="Record every trial in a new log.", show_default=False),
@@ -102,17 +148,18 @@ def evaluate(
         --policy stream --policy snapkv:sink=4,recent=32,queries=probe \\
         --budget 128 --budget 256
     """
+    from kvtape.cli.eval_batching import run_batching
     from kvtape.cli.eval_needle import run_layers, run_needles
     from kvtape.cli.eval_nll import run_nlls
     from kvtape.cli.evaluation import Asked
     from kvtape.planner.grammar import choose_name
 
-    runs = {"needle": run_layers if choose_layers else run_needles, "nll": run_nlls}
+    runs = {"needle": run_layers if choose_layers else run_needles, "nll": run_nlls, "batching": run_batching}
     return runs[choose_name("task", task, runs)](
         Asked(
             task=task,
             model=model,
-            backends=tuple(backend or ["llama:scores=on"]),
+            backends=tuple(backend or ["openvino:scores=on" if task == "batching" else "llama:scores=on"]),
             policies=tuple(policy or []),
             budgets=tuple(budget or []),
             seeds=seeds,
@@ -129,5 +176,10 @@ def evaluate(
             content=content,
             timings=timings,
             as_json=as_json,
+            comparators=tuple(comparator or []),
+            budget_blocks=tuple(budget_blocks or []),
+            new_tokens=new_tokens,
+            continued=continued,
+            prove_options=prove_options,
         )
     )

@@ -44,6 +44,11 @@ class Asked:
     content: bool
     timings: bool
     as_json: bool
+    comparators: tuple[str, ...] = ()
+    budget_blocks: tuple[int, ...] = ()
+    new_tokens: int | None = None
+    continued: str = "text"
+    prove_options: bool = False
 
     def config(self, **of_task: Any) -> dict[str, Any]:
         """What the run's digest is over: the options that every task has, and `of_task`."""
@@ -71,16 +76,29 @@ def check_common(asked: Asked) -> None:
 
 def _refuse_what_the_task_does_not_read(asked: Asked) -> None:
     """An option that had no effect would look as if it had one."""
-    of_needle = {
-        "--format": asked.format_name,
-        "--needle-at": asked.where,
-        "--choose-layers": asked.choose_layers,
-        "--layer-seeds": asked.layer_seeds,
+    read_by: dict[str, dict[str, Any]] = {
+        "needle": {
+            "--format": asked.format_name,
+            "--needle-at": asked.where,
+            "--choose-layers": asked.choose_layers,
+            "--layer-seeds": asked.layer_seeds,
+        },
+        "batching": {
+            "--comparator": asked.comparators,
+            "--budget-blocks": asked.budget_blocks,
+            "--new-tokens": asked.new_tokens,
+            "--continue": asked.continued != "text",
+            "--prove-options": asked.prove_options,
+        },
     }
-    others = {"--text": asked.text} if asked.task == "needle" else of_needle
+    others = {option: value for task, read in read_by.items() if task != asked.task for option, value in read.items()}
+    if asked.task == "needle":
+        others["--text"] = asked.text
+    if asked.task == "batching":
+        others |= {"--budget": asked.budgets, "--n-ctx": asked.n_ctx}
     for option, value in others.items():
         if value not in (None, False, ()):
-            raise UsageError(f"{option}: --task {asked.task} does not read it; leave it out or take the other task")
+            raise UsageError(f"{option}: --task {asked.task} does not read it; leave it out or take another task")
 
 
 @contextmanager

@@ -129,14 +129,13 @@ _OPTIONS = {
     "most": Option(int, None, (1, None)),
     "aggregation": Option(str, "norm_sum", get_args(Aggregation)),
     "window": Option(int, 8, (0, None)),
-    "rotation": Option(bool, False),
     "crush": Option(int, 0, (0, None)),
 }
 
 
 def read_eviction(text: str, most: int | None = None) -> Eviction:
-    """`continuous-batching[:start=..,recent=..,most=..,aggregation=..,window=..,rotation=yes|no,crush=..]`; `most` is
-    for a spec that names none. Raises SpecError, UsageError.
+    """`continuous-batching[:start=..,recent=..,most=..,aggregation=..,window=..,crush=..]`; `most` is for a spec that
+    names none. `rotation` cannot be asked for: it damages the memory of its process. Raises SpecError, UsageError.
     """
     spec = parse_spec(text)
     choose_name("comparator", spec.name, (COMPARATOR,))

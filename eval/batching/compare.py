@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from kvtape.backends.batching.config import BLOCK, BatchingConfig, Eviction
 from kvtape.backends.batching.files import read_batching_shape
 from kvtape.backends.batching.isolated import IsolatedPipeline
@@ -20,9 +22,11 @@ from kvtape.backends.batching.occupancy import first_evicted
 from kvtape.backends.batching.pipeline import Generation
 from kvtape.backends.errors import ContextOverflow, UnsupportedOperation, UsageError
 from kvtape.eval.batching.lanes import Evicts, run_lanes
+from kvtape.eval.batching.policies import DENSE
 from kvtape.eval.batching.tracks import BatchingTask, Lane, Prompt, Versus
 from kvtape.eval.candidates import Candidate
 from kvtape.eval.targets import Target, World, check_target
+from kvtape.planner.rows import TrialRow
 
 __all__ = ["check_versus", "run_versus"]
 
@@ -105,7 +109,7 @@ def _beside(
     session_id = f"{target.engine.name}-batching-{name}"
     evicts = Evicts(since, eviction.peak)
     dense, lanes = run_lanes(prompt.tokens, made.tokens, evicts, target, candidates, world, session_id)
-    return Versus(
+    versus = Versus(
         prompt=prompt,
         tokens=made.tokens,
         steps=made.steps,
@@ -115,3 +119,30 @@ def _beside(
         dense=dense,
         policies=tuple(zip(candidates, lanes, strict=True)),
     )
+    world.sink.add_trials(_trials(versus, eviction, world, session_id))
+    return versus
+
+
+def _trials(versus: Versus, eviction: Eviction, world: World, session_id: str) -> list[TrialRow]:
+    """The comparator's first; figures as in the report."""
+    ways: list[tuple[str, int | None, Lane]] = [
+        (eviction.label, eviction.most, versus.native),
+        (DENSE.policy.canonical, None, versus.dense),
+        *((candidate.policy.canonical, candidate.budget, lane) for candidate, lane in versus.policies),
+    ]
+    n_prompt = len(versus.prompt.tokens)
+    return [
+        TrialRow(
+            run_id=world.run_id,
+            trial=world.number(),
+            session_id=session_id,
+            task="batching",
+            policy=policy,
+            budget_tokens=budget,
+            start=n_prompt + versus.since,
+            stop=n_prompt + len(versus.tokens),
+            nll=float(np.mean(lane.nll[versus.since :])),
+            n_tokens=len(versus.tokens) - versus.since,
+        )
+        for policy, budget, lane in ways
+    ]

@@ -123,7 +123,7 @@ def test_layers_are_chosen_and_used(model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (["--task", "noodle"], "unknown task 'noodle', did you mean 'needle'? allowed: needle, nll"),
+        (["--task", "noodle"], "unknown task 'noodle', did you mean 'needle'? allowed: batching, needle, nll"),
         (["--format", "town"], "unknown format 'town'; allowed: city, passkey"),
         (["--needle-at", "front"], "unknown region 'front'; allowed: middle, recent, sink"),
         (["--seeds", "4:4"], "--seeds 4:4: the range is empty"),
@@ -134,6 +134,9 @@ def test_layers_are_chosen_and_used(model: Path) -> None:
         (["--task", "nll", "--needle-at", "sink"], "--needle-at: --task nll does not read it"),
         (["--task", "nll", "--choose-layers"], "--choose-layers: --task nll does not read it"),
         (["--task", "nll", "--layer-seeds", "0:3"], "--layer-seeds: --task nll does not read it"),
+        (["--comparator", "continuous-batching"], "--comparator: --task needle does not read it"),
+        (["--task", "nll", "--budget-blocks", "4"], "--budget-blocks: --task nll does not read it"),
+        (["--task", "nll", "--prove-options"], "--prove-options: --task nll does not read it"),
         (["--seeds", "four"], "--seeds 'four': write A:B"),
         (["--policy", "stream"], "policy stream: names no budget; give one in the spec or with --budget"),
         (["--policy", "class:budget=1000"], "a budget of 1000 evicts nothing of a context of at most 1000 tokens"),
