@@ -24,6 +24,7 @@ from kvtape.cli import (
     export,
     ffn_server,
     fleet,
+    gate,
     import_,
     merge,
     record,
@@ -72,6 +73,7 @@ app.command()(ffn_server.ffn_server)
 app.command()(serve.serve)
 app.command()(explain.explain)
 app.command("eval")(evaluate)
+app.command()(gate.gate)
 app.command()(repair.repair)
 app.command()(merge.merge)
 app.command()(redact.redact)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvtape.backends.proofs.gates import gate_subject
+from kvtape.backends.protocol import SessionConfig
 from kvtape.backends.session import Session
 from kvtape.eval.gate.arms import Arm
 from kvtape.eval.gate.workloads import Workload
@@ -33,9 +34,9 @@ class Cell:
     optimisation: Optimisation
     workload: Workload
 
-    def subject(self, target: Target) -> str:
-        """As its row of the gate is found by."""
-        return gate_subject(self.optimisation.name, self.workload.name, target.engine.name, target.config)
+    def subject(self, engine: str, config: SessionConfig) -> str:
+        """As its row of the gate is found by; `config` is the effective one."""
+        return gate_subject(self.optimisation.name, self.workload.name, engine, config)
 
 
 @dataclass(slots=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from kvtape.backends.proofs.machine import speed_class
 from kvtape.backends.proofs.rows import Measure, ProofRow, Verdict
+from kvtape.backends.protocol import Engine, SessionConfig
 from kvtape.eval.gate.cells import Cell
 from kvtape.eval.gate.effect import Effect
 from kvtape.eval.gate.smoke import LIMITS
 from kvtape.eval.gate.verdict import Outcome
-from kvtape.eval.targets import Target
 
 __all__ = ["SAVED", "gate_proof", "refused_proof"]
 
@@ -18,8 +18,13 @@ SAVED = {"cpu": "cpu_time_saved", "wall": "wall_time_saved"}
 """Name of the measure that holds each clock's effect."""
 
 
-def gate_proof(cell: Cell, target: Target, outcome: Outcome, *, day: str, settings: str) -> ProofRow:
-    """`day`: UTC, YYYY-MM-DD. The effect that decides has the margin as threshold, held by its interval's low end."""
+def gate_proof(
+    cell: Cell, engine: Engine, config: SessionConfig, outcome: Outcome, *, day: str, settings: str
+) -> ProofRow:
+    """`config`: the effective one; `day`: UTC, YYYY-MM-DD.
+
+    The effect that decides has the margin as its threshold, which the low end of its interval is held to.
+    """
     smoke = outcome.smoke
     measures = (
         Measure.judged("quality", "parted_turns", outcome.parted, "turns", equal=0),
@@ -33,12 +38,14 @@ def gate_proof(cell: Cell, target: Target, outcome: Outcome, *, day: str, settin
         *(_saved(by, effect, outcome) for by, effect in (("cpu", outcome.cpu), ("wall", outcome.wall))),
     )
     verdict: Verdict = "pass" if outcome.through else "fail"
-    return _row(cell, target, day, settings, verdict, outcome.reason, measures)
+    return _row(cell, engine, config, day, settings, verdict, outcome.reason, measures)
 
 
-def refused_proof(cell: Cell, target: Target, reason: str, *, day: str, settings: str) -> ProofRow:
+def refused_proof(
+    cell: Cell, engine: Engine, config: SessionConfig, reason: str, *, day: str, settings: str
+) -> ProofRow:
     """For what the engine or a session refuses to open: the optimisation is not possible here."""
-    return _row(cell, target, day, settings, "refused", reason)
+    return _row(cell, engine, config, day, settings, "refused", reason)
 
 
 def _saved(by: str, effect: Effect, outcome: Outcome) -> Measure:
@@ -60,14 +67,14 @@ def _saved(by: str, effect: Effect, outcome: Outcome) -> Measure:
 
 def _row(
     cell: Cell,
-    target: Target,
+    engine: Engine,
+    config: SessionConfig,
     day: str,
     settings: str,
     verdict: Verdict,
     reason: str,
     measures: tuple[Measure, ...] = (),
 ) -> ProofRow:
-    engine = target.engine
     return ProofRow(
         kind="gate",
         model=Path(engine.facts.path).name,
@@ -76,7 +83,7 @@ def _row(
         engine_version=engine.version,
         machine=speed_class(),
         day=day,
-        subject=cell.subject(target),
+        subject=cell.subject(engine.name, config),
         settings=settings,
         verdict=verdict,
         reason=reason,

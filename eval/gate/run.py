@@ -44,11 +44,9 @@ def run_cell(
     prefix: str = "",
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Outcome:
-    """Measure and judge. Raises what opening a session raises where the optimisation cannot be had here."""
+    """Measure and judge. Raises UsageError and UnsupportedOperation where the optimisation cannot be had here."""
     tokenize = target.engine.tokenize
     arms = CellArms(cell, target, world, context_for(cell.workload, effort, tokenize), prefix)
-    # What the engine refuses shows before anything is measured.
-    arms.open("optimised", "tried").close()
     return run_arms(cell.workload, arms, meter, tokenize, effort, settle=world.sink.flush, progress=progress)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvtape.eval.gate.effect import LEAST_CONVERSATIONS, Effect, effect_of
@@ -44,7 +44,7 @@ class Outcome:
 
 
 def judge(turns: Sequence[Turn], smoke: Smoke, *, threads: int, margin: float = MARGIN) -> Outcome:
-    """The verdict. Quality comes first, then whether the optimisation came into play at all, then time.
+    """The verdict, with everything that speaks against it.
 
     With one computing thread the CPU time decides: on an idle machine it is the turn time, and on a busy one it leaves
     out what others took. The wall clock may still object, by an interval that is a loss as a whole. With several
@@ -56,11 +56,11 @@ def judge(turns: Sequence[Turn], smoke: Smoke, *, threads: int, margin: float = 
     if threads > 1:
         by, why = ("wall", f"{threads} threads compute: their CPU time together is not what anybody waits for")
     parted, used = sum(t.parted for t in turns), sum(t.used for t in turns)
-    problem = _problem(turns, parted, used, smoke) or _slow(cpu if by == "cpu" else wall, wall, margin)
     effect = cpu if by == "cpu" else wall
+    problems = [*_problems(turns, parted, used, smoke), *_slow(effect, wall, margin)]
     return Outcome(
-        verdict=NOT_HERE if problem else THROUGH,
-        reason=problem or f"saves {_interval(effect)} of the turn time, at least {_share(margin)}",
+        verdict=NOT_HERE if problems else THROUGH,
+        reason="; ".join(problems) or f"saves {_interval(effect)} of the turn time, at least {_share(margin)}",
         decided_by=by,
         why_decided=why,
         wall=wall,
@@ -73,28 +73,28 @@ def judge(turns: Sequence[Turn], smoke: Smoke, *, threads: int, margin: float = 
     )
 
 
-def _problem(turns: Sequence[Turn], parted: int, used: int, smoke: Smoke) -> str | None:
+def _problems(turns: Sequence[Turn], parted: int, used: int, smoke: Smoke) -> Iterator[str]:
     if parted:
         first = next(t for t in turns if t.parted)
         where = f"first in turn {first.number} of conversation {first.conversation}"
-        return f"other tokens were generated in {parted} of {len(turns)} turns, {where}"
+        yield f"other tokens were generated in {parted} of {len(turns)} turns, {where}"
     if not used:
-        return f"it never came into play in {len(turns)} turns"
+        yield f"it never came into play in {len(turns)} turns"
     if not smoke.used:
-        return "it never came into play in the quality smoke, which therefore says nothing"
-    return smoke.problem
+        yield "it never came into play in the quality smoke, which therefore says nothing"
+    elif smoke.problem:
+        yield smoke.problem
 
 
-def _slow(effect: Effect, wall: Effect, margin: float) -> str | None:
+def _slow(effect: Effect, wall: Effect, margin: float) -> Iterator[str]:
     if effect.conversations < LEAST_CONVERSATIONS:
-        return f"{effect.conversations} conversations give no interval; at least {LEAST_CONVERSATIONS} do"
-    if effect.is_loss:
-        return f"costs time: saves {_interval(effect)}"
-    if not effect.beyond(margin):
-        return f"saves {_interval(effect)}, which is not at least {_share(margin)} as a whole"
-    if wall.is_loss:
-        return f"CPU time saves {_interval(effect)}, but the wall clock shows a loss: {_interval(wall)}"
-    return None
+        yield f"{effect.conversations} conversations give no interval; at least {LEAST_CONVERSATIONS} do"
+    elif effect.is_loss:
+        yield f"costs time: saves {_interval(effect)}"
+    elif not effect.beyond(margin):
+        yield f"saves {_interval(effect)}, which is not at least {_share(margin)} as a whole"
+    elif wall.is_loss:
+        yield f"CPU time saves {_interval(effect)}, but the wall clock shows a loss: {_interval(wall)}"
 
 
 def _interval(effect: Effect) -> str:

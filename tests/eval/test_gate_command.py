@@ -1,0 +1,124 @@
+"""`kvtape gate` on a tiny model: the rows it keeps, the log it writes, and every wrong option in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtape.backends.proofs.store import read_rows
+from kvtape.eval.gate.report import body_of, percent
+from kvtape.traces.reader import open_log
+from support.command import Ran, kvtape
+from support.tiny_gguf import write_tiny
+
+QUICK = ("--turns", 8, "--chunk", 64)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's document of proofs, which must not be that of whoever runs the tests."""
+    path = tmp_path / "own" / "proofs.json"
+    monkeypatch.setenv("KVTAPE_PROOFS", str(path))
+    return path
+
+
+def gate(model: Path, *more: object) -> Ran:
+    return kvtape("gate", "--model", model, *more)
+
+
+def printed(ran: Ran) -> dict[str, Any]:
+    assert ran.code in (0, 1), ran.err
+    body: dict[str, Any] = json.loads(ran.out)
+    return body
+
+
+@pytest.mark.contract("I6")
+@pytest.mark.parametrize("backend", ["llama", "openvino", "reference"])
+def test_a_cell_is_measured_told_and_kept(model: Path, own: Path, backend: str) -> None:
+    ran = gate(model, "--backend", backend, "--cell", "deferred-prefill", "--workload", "steps", *QUICK, "--json")
+    body = printed(ran)
+    (row,) = body["rows"]
+    assert row["subject"] == "deferred-prefill@steps,threads=1"
+    assert (row["engine"], row["decided_by"], row["machine"]) == (backend, "cpu", body["machine"])
+    measures = {m["name"]: m for m in row["measures"]}
+    assert measures["turns"]["value"] == 24  # four conversations of six turns
+    assert measures["used"]["value"] >= 24
+    assert measures["used_in_smoke"]["value"] > 0
+    assert measures["cpu_time_saved"]["threshold"] == body["margin"] == 0.05
+    assert row["cpu"]["low"] <= row["cpu"]["saved"] <= row["cpu"]["high"]
+    assert row["through"] is (row["verdict"] == "through") is (row["reason"].endswith("at least 5 %"))
+    assert ran.code == (
+        1 if any(m["verdict"] == "fail" for n, m in measures.items() if m["ability"] == "quality") else 0
+    )
+    (kept,) = read_rows(own)
+    assert body_of(kept) == row
+    assert body["kept"] == str(own)
+
+
+def test_rows_go_where_they_are_sent_and_sessions_and_rows_into_a_log(model: Path, own: Path, tmp_path: Path) -> None:
+    out, log = tmp_path / "rows.json", tmp_path / "gate.duckdb"
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text('{"role": "user", "content": "One?"}\n{"role": "user", "content": "And two?"}\n')
+    asked = ("--workload", "steps", "--chat", chat, "--decode", 4, *QUICK, "--out", out, "--log", log, "--content")
+    ran = gate(model, "--backend", "llama", *asked)
+    assert ran.code in (0, 1), ran.err
+    assert not own.exists()
+    rows = read_rows(out)
+    steps, own_chat = (r.subject for r in rows)
+    assert steps == "deferred-prefill@steps,threads=1"
+    assert own_chat.startswith("deferred-prefill@chat-")
+    assert rows[1].settings.startswith("seed=0 turns=4x2 ")
+    table = ran.out.splitlines()
+    assert table[1].split("\t")[:3] == ["optimisation", "workload", "engine"]
+    assert len(table) == 4
+    assert kvtape("verify", log).code == 0
+    assert kvtape("doctor", "--contract", log).code == 0
+    with open_log(log) as tape:
+        told = tape.certifications()
+        assert [c.certification for c in told] == list(range(sum(1 + len(r.measures) for r in rows)))
+        assert {c.subject for c in told} == {r.subject for r in rows}
+        assert {c.kind for c in told} == {"gate"}
+        sessions = {s.session_id for s in tape.sessions(tape.default_run().run_id)}
+    assert {"0-0-plain", "0-0-optimised", "0-smoke-0-plain", "1-3-optimised"} <= sessions
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--cell", "warp"), "--cell warp: choose one of"),
+        (("--workload", "chess"), "workload 'chess': choose one of chat, steps, rewrite"),
+        (("--workload", "chat", "--workload", "chat"), "one of them is given twice"),
+        (("--backend", "llama:way=recompute"), "leave way= out"),
+        (("--content",), "nothing is stored without --log"),
+        (("--chat", "no-such-file"), "no such file"),
+        (("--backend", "gpu"), "gpu"),
+        (("--turns", 0), "--turns"),
+        (("--margin", 2), "--margin"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(model: Path, own: Path, more: tuple[object, ...], said: str) -> None:
+    ran = gate(model, *more)
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert not own.exists()
+
+
+def test_a_log_that_exists_is_not_touched(model: Path, own: Path, tmp_path: Path) -> None:
+    log = tmp_path / "there.duckdb"
+    log.write_text("mine")
+    ran = gate(model, "--log", log)
+    assert (ran.code, log.read_text()) == (2, "mine")
+
+
+def test_shares_are_shown_as_per_cent() -> None:
+    assert percent(None) == "-"
+    assert percent({"saved": 0.1234, "low": None, "high": None}) == "12.3 %"
+    assert percent({"saved": -0.02, "low": -0.031, "high": 0.005}) == "-2.0 % [-3.1, 0.5]"
