@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvtape.planner.deferral import DEFERRED_PROMPT
+
 __all__ = ["IDENTITIES", "Identity", "IdentityCheck", "check_identities"]
 
 Query = Callable[[str], Sequence[Sequence[Any]]]
@@ -78,6 +80,25 @@ SELECT run_id, session_id, seq, format('{{}} tokens were to be prefilled, the ev
 FROM ends WHERE wanted IS NOT NULL AND (done > wanted OR (done < wanted AND NOT cut AND NOT is_last))
 """
 
+# Offered by prompts that wait, and computed, since the last prefix: equal whenever a token is asked for. A refusal and
+# what is taken back leave some of it waiting; behind those, and behind a restore, nothing is claimed until the next.
+_WAITING = f"""
+WITH marked AS (
+  SELECT *, {DEFERRED_PROMPT} AS waits,
+    count(*) FILTER ({DEFERRED_PROMPT} AND reused IS NOT NULL) OVER so_far AS group_no
+  FROM events WINDOW so_far AS (PARTITION BY run_id, session_id ORDER BY seq)),
+summed AS (
+  SELECT run_id, session_id, seq, op,
+    coalesce(sum(coalesce(prefilled, suffix)) FILTER (waits) OVER so_far, 0) AS offered,
+    coalesce(sum(n_tokens) FILTER (op = 'prefill') OVER so_far, 0) AS done,
+    coalesce(bool_or(waits) OVER so_far, false) AS claims,
+    coalesce(bool_or(op IN ('restore', 'lost', 'refuse') OR (op = 'prompt' AND NOT waits)
+      OR (op = 'truncate' AND reason IN {_TAKEN_BACK})) OVER so_far, false) AS cut
+  FROM marked WINDOW so_far AS (PARTITION BY run_id, session_id, group_no ORDER BY seq))
+SELECT run_id, session_id, seq, format('{{}} tokens were offered to be computed later, {{}} were', offered, done) AS what
+FROM summed WHERE op = 'generate' AND claims AND NOT cut AND offered <> done
+"""
+
 _ASKED = """
 WITH marked AS (
   SELECT *, count(*) FILTER (WHERE op = 'generate') OVER (PARTITION BY run_id, session_id ORDER BY seq) AS call
@@ -108,6 +129,14 @@ IDENTITIES: tuple[Identity, ...] = (
         "format('suffix {}, offered {}', suffix, coalesce(prompt_tokens::VARCHAR, 'nothing'))",
     ),
     Identity("sums", "the pieces of a turn add up to what was to be prefilled", _COUNTED, _SUMS),
+    Identity("waiting", "what waits is computed before anything is generated", DEFERRED_PROMPT, _WAITING),
+    _simple(
+        "folded",
+        "a piece that a decode computes of what waited is counted whole",
+        "deferred_prefill_tokens IS NOT NULL",
+        "op <> 'prefill' OR deferred_prefill_tokens <> n_tokens OR deferred_prefill_calls IS NULL",
+        "format('{} of {} tokens deferred', deferred_prefill_tokens, coalesce(n_tokens, 0))",
+    ),
     _simple(
         "prefill",
         "the engine computes each token of a piece once, in at least one call",
