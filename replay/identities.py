@@ -95,7 +95,8 @@ summed AS (
     coalesce(bool_or(op IN ('restore', 'lost', 'refuse') OR (op = 'prompt' AND NOT waits)
       OR (op = 'truncate' AND reason IN {_TAKEN_BACK})) OVER so_far, false) AS cut
   FROM marked WINDOW so_far AS (PARTITION BY run_id, session_id, group_no ORDER BY seq))
-SELECT run_id, session_id, seq, format('{{}} tokens were offered to be computed later, {{}} were', offered, done) AS what
+SELECT run_id, session_id, seq,
+  format('{{}} tokens were offered to be computed later, {{}} were', offered, done) AS what
 FROM summed WHERE op = 'generate' AND claims AND NOT cut AND offered <> done
 """
 
