@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvtape.backends.proofs.rows import Measure, ProofRow
 from kvtape.planner.rows import CertificationRow
 
 __all__ = ["log_rows"]
 
 
-def log_rows(run_id: str, proof: ProofRow, first: int = 0) -> list[CertificationRow]:
-    """Rows of one proof, numbered from `first`; `Recorder.add_certifications` takes them."""
-    parts = (None, *proof.measures)
-    return [_row(run_id, first + i, proof, measure) for i, measure in enumerate(parts)]
+def log_rows(run_id: str, proofs: Iterable[ProofRow], first: int = 0) -> list[CertificationRow]:
+    """Rows of proofs, numbered from `first`, as `Recorder.add_certifications` takes them."""
+    parts = [(proof, measure) for proof in proofs for measure in (None, *proof.measures)]
+    return [_row(run_id, first + i, proof, measure) for i, (proof, measure) in enumerate(parts)]
 
 
 def _row(run_id: str, number: int, proof: ProofRow, measure: Measure | None) -> CertificationRow:
