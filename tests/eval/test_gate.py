@@ -17,18 +17,18 @@ from kvtape.eval.gate.verdict import MARGIN, NOT_HERE, THROUGH, Outcome, judge
 from kvtape.eval.gate.workloads import WORKLOADS, own_chat, workload_named
 from support.planted import PlantedArms
 
-SMALL = replace(WORKLOADS["chat"], turns=2, answer=6)
+SMALL = replace(WORKLOADS["chat"], turns=2, answer=3)
 GOOD = Smoke(tokens=64, kl=0.0, nll_delta=0.0, top1=1.0, used=4)
 
 
-def asked(arms: PlantedArms, *, conversations: int = 6, threads: int = 1, smoke: Smoke = GOOD) -> Outcome:
+def asked(arms: PlantedArms, *, conversations: int = 4, threads: int = 1, smoke: Smoke = GOOD) -> Outcome:
     turns = run_turns(SMALL, conversations, arms, arms.meter(threads), arms.tokenize)
     return judge(turns, smoke, threads=threads)
 
 
 def test_a_planted_fifth_is_let_through() -> None:
     outcome = asked(PlantedArms(factor=0.8, noise=0.05, seed=1))
-    assert (outcome.verdict, outcome.parted, outcome.turns) == (THROUGH, 0, 12)
+    assert (outcome.verdict, outcome.parted, outcome.turns) == (THROUGH, 0, 8)
     assert outcome.cpu.low <= 0.2 <= outcome.cpu.high
     assert outcome.cpu.low >= MARGIN
     assert "of the turn time, at least 5 %" in outcome.reason
@@ -47,7 +47,7 @@ def test_both_arms_say_the_same_and_take_the_same_turns() -> None:
     arms = PlantedArms(factor=0.5)
     turns = run_turns(SMALL, 3, arms, arms.meter(), arms.tokenize)
     assert [(t.conversation, t.number) for t in turns] == [(c, n) for c in range(3) for n in range(2)]
-    assert all(t.plain.tokens == t.optimised.tokens and len(t.plain.tokens) == 6 for t in turns)
+    assert all(t.plain.tokens == t.optimised.tokens and len(t.plain.tokens) == 3 for t in turns)
     assert [t.optimised.cpu_ns * 2 for t in turns] == pytest.approx([t.plain.cpu_ns for t in turns], abs=2)
     assert arms.opened == [f"{c}-{arm}" for c in range(3) for arm in ("plain", "optimised")]
     assert [t.used for t in turns] == [1] * 6
@@ -87,14 +87,14 @@ def test_the_own_chat_is_named_by_what_it_says() -> None:
 
 
 def test_other_tokens_are_never_let_through() -> None:
-    outcome = asked(PlantedArms(factor=0.5, errs_at=4))
+    outcome = asked(PlantedArms(factor=0.5, errs_at=1))
     assert outcome.verdict == NOT_HERE
     assert outcome.parted == outcome.turns
-    assert outcome.reason == "other tokens were generated in 12 of 12 turns, first in turn 0 of conversation 0"
+    assert outcome.reason == "other tokens were generated in 8 of 8 turns, first in turn 0 of conversation 0"
 
 
 def test_what_never_came_into_play_is_not_let_through() -> None:
-    assert "never came into play in 12 turns" in asked(PlantedArms(factor=0.5, uses=0)).reason
+    assert "never came into play in 8 turns" in asked(PlantedArms(factor=0.5, uses=0)).reason
     assert "quality smoke" in asked(PlantedArms(factor=0.5), smoke=replace(GOOD, used=0)).reason
 
 
@@ -140,7 +140,7 @@ def test_which_clock_decides(threads: int, cpu: float, wall: float, verdict: str
 
 def test_the_smoke_compares_what_both_compute() -> None:
     same = run_smoke(SMALL, 2, PlantedArms(), PlantedArms.tokenize, seed=5)
-    assert same == Smoke(tokens=24, kl=0.0, nll_delta=0.0, top1=1.0, used=4)
+    assert same == Smoke(tokens=12, kl=0.0, nll_delta=0.0, top1=1.0, used=4)
     assert same.problem is None
     bent = run_smoke(SMALL, 2, PlantedArms(errs_at=2), PlantedArms.tokenize, seed=5)
     assert bent.kl > LIMITS["kl"]
