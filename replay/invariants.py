@@ -1,6 +1,7 @@
 """What the parity contract says of a log: found wrong in it, row by row. A log can break an invariant, never prove it.
 
-I1 fatal discipline, I2 capability truth, I3 actionable plans. I4, the counters, is SQL: `identities`.
+I1 fatal discipline, I2 capability truth, I3 actionable plans. I4, the counters, is SQL: `identities`. What a session
+has to ask for, I5 to I7, is in `opt_ins`.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from kvtape.eval.gate.verdict import MARGIN, NOT_HERE, THROUGH, Outcome, judge
 from kvtape.eval.gate.workloads import WORKLOADS, own_chat, workload_named
 from support.planted import PlantedArms
 
+pytestmark = pytest.mark.contract("I7")
+
 SMALL = replace(WORKLOADS["chat"], turns=2, answer=3)
 GOOD = Smoke(tokens=64, kl=0.0, nll_delta=0.0, top1=1.0, used=4)
 

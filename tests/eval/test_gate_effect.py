@@ -14,6 +14,8 @@ from kvtape.eval.gate.order import plain_first
 from kvtape.eval.gate.verdict import MARGIN
 from kvtape.eval.intervals import Z_95, student, t_95
 
+pytestmark = pytest.mark.contract("I7")
+
 Times = list[tuple[int, int, int]]
 TIMES = st.lists(
     st.lists(st.tuples(st.integers(1, 10**9), st.integers(1, 10**9)), min_size=1, max_size=4), min_size=1, max_size=8
