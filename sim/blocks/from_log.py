@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from kvtape.planner.deferral import DEFERRED
 from kvtape.sim.blocks.block_trace import BlockTrace, Requests
 from kvtape.sim.blocks.errors import CurveError
 from kvtape.sim.blocks.gathering import Gathering
@@ -59,11 +60,11 @@ class _Asked(NamedTuple):
 
 @dataclass(slots=True)
 class _Session:
-    """The one that is read: its tape, and the prompt that is being computed."""
+    """The one that is read: its tape, and the prompts that are being computed: of those that wait there may be some."""
 
     session_id: str
     tape: HashTape = field(default_factory=HashTape)
-    pending: _Asked | None = None
+    pending: list[_Asked] = field(default_factory=list)
     prompts: int = 0
 
 
@@ -112,7 +113,8 @@ def _follow(session: _Session, row: dict[str, Any]) -> Iterator[_Asked]:
     """The prompt that the event ends, if it ends one; the tape then knows what the event brought."""
     op, size = row["op"], row["block_tokens"]
     ids = _ids(row["hashes"]) if row["hashes"] is not None else None
-    if op in _ENDS_A_PROMPT:
+    joins = op == "prompt" and row["reason"] == "suffix" and row["detail"] == DEFERRED
+    if op in _ENDS_A_PROMPT and not joins:
         yield from _taken(session)
     if op == "prompt":
         session.prompts += 1
@@ -120,18 +122,19 @@ def _follow(session: _Session, row: dict[str, Any]) -> Iterator[_Asked]:
         place = row["at_ns"], _line(row), session.session_id, row["seq"]
         asked = _Asked(*place, n_tokens, ids or [], size, session.prompts)
         if ids is None:
-            session.pending = asked
+            session.pending.append(asked)
         else:
             yield asked
     session.tape.follow(op, row["start"], row["stop"], row["snapshot_id"], ids, size)
 
 
 def _taken(session: _Session) -> Iterator[_Asked]:
-    """The prompt that was being computed, if all of it got on the tape (a refused one did not) or nothing tells."""
-    asked, session.pending = session.pending, None
+    """What was being computed, if all of it got on the tape (a refused prompt did not) or nothing tells."""
+    pending, session.pending = session.pending, []
     tape = session.tape
-    if asked is not None and (tape.size is None or tape.length >= asked.n_tokens):
-        yield asked._replace(ids=tape.path(asked.n_tokens) or [], size=tape.size)
+    for asked in pending:
+        if tape.size is None or tape.length >= asked.n_tokens:
+            yield asked._replace(ids=tape.path(asked.n_tokens) or [], size=tape.size)
 
 
 def _line(row: dict[str, Any]) -> int:

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from kvtape.backends.modelled.work import Work, WorkKind
 from kvtape.planner import layout as lay
+from kvtape.planner.deferral import waits
 from kvtape.planner.events import Event, Op, Way
 from kvtape.planner.residency import IllegalEvent, ResidencyState, apply
 from kvtape.planner.scores import is_dense
@@ -73,8 +74,15 @@ def samples_of(events: Iterable[Event]) -> Iterator[Sample]:
 
 
 def _between(events: list[Event]) -> Iterator[Sample]:
-    """The time from the end of one event to the beginning of the next of the same turn."""
+    """The time from the end of one event to the beginning of the next of the same turn.
+
+    What waits is computed when its caller asks for tokens: the time until then is the caller's.
+    """
+    waiting = False
     for one, two in pairwise(events):
+        waiting = (waiting or waits(one)) and one.op is not Op.PREFILL
+        if waiting:
+            continue
         inside = one.turn == two.turn and two.op not in (Op.PROMPT, Op.GENERATE, Op.OPEN, Op.CLOSE)
         # The blocks of an evict leave before it begins, and their time is in its own.
         if inside and Op.EVICT not in (one.op, two.op) and Op.PLAN not in (one.op, two.op):

@@ -28,7 +28,7 @@ __all__ = ["Done", "Player", "Setup"]
 class Setup:
     """What every session of a conversation is opened with. `repeat`: carry out `asked` steps too.
 
-    `attention` of the recorded tape, None where it was not recorded.
+    `attention` of the recorded tape, None where it was not recorded. `defer_prefill`: prompts wait for a decode.
     """
 
     shape: Shape
@@ -38,11 +38,13 @@ class Setup:
     evict_by: str
     repeat: bool
     attention: AttentionMap | None = None
+    defer_prefill: bool = False
 
 
 @dataclass(slots=True)
 class Done:
-    """What came of a turn. `prompted_ns`: when the prompt was computed; None when it was refused.
+    """What came of a turn. `prompted_ns`: when the prompt was computed, or put off where no decode followed; None when
+    it was refused.
 
     `decode_ns`: all time in which tokens were generated, evictions between them included. `mass`: what its queries
     found resident of what they attended to; None where that was not recorded.
@@ -131,6 +133,7 @@ class Player:
                 run_id=setup.run_id,
                 session_id=self._name if self._opened == 1 else f"{self._name}~{self._opened}",
                 evict_by=setup.evict_by,
+                defer_prefill=setup.defer_prefill,
             )
         return self._session
 
@@ -164,11 +167,15 @@ class Player:
 
     def _generate(self, session: Session, step: Step, done: Done) -> None:
         forced = iter(step.tokens)
+        began, waits = self._time.now_ns(), session.pending_tokens > 0
 
         def choose(logits: Logits) -> int | None:
+            nonlocal began, waits
+            if waits:  # the first to be asked for: what waited is computed by now
+                began, waits = self._time.now_ns(), False
+                done.prompted_ns = began
             return next(forced, None)
 
-        began = self._time.now_ns()
         done.wanted += len(step.tokens)
         result = session.decode(step.n, choose=choose, stop_tokens=frozenset())
         done.generated += len(result.tokens)

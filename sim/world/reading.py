@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kvtape.planner.blocks import DEFAULT_BLOCK
+from kvtape.planner.deferral import waits
 from kvtape.planner.events import Event, Op, Placement, Way
+from kvtape.planner.opening import opening_of
 from kvtape.planner.rows import BlockRow, PlanRow, RunRow, SessionRow, TokensRow
 from kvtape.planner.specs import parse_policy
 from kvtape.sim.errors import WorkloadError
@@ -57,12 +59,16 @@ def read_scripts(log: RecordedSessions) -> tuple[Script, ...]:
 
 @dataclass(slots=True)
 class _Call:
-    """A call that is being read: its first event, where the tape ended, and which events brought its tokens."""
+    """A call that is being read: its first event, where the tape ended, and which events brought its tokens.
+
+    `waiting`: the calls right before it whose prompts wait, in order; what they offered comes with this one's tokens.
+    """
 
     event: Event
     tape_start: int
     first: int | None = None
     brought: list[int] = field(default_factory=list)
+    waiting: list[_Call] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -121,7 +127,8 @@ class _Reader:
         self._finish_call()
         self._finish_turn()
         evict_by = "recompute" if recomputes and can_remove else "native"
-        return Script(self._row, tuple(self._turns), self._ended, self._skipped, evict_by, self._largest + 1)
+        defers = opening_of(events).defer_prefill
+        return Script(self._row, tuple(self._turns), self._ended, self._skipped, evict_by, self._largest + 1, defers)
 
     def _read(self, event: Event, after: Event | None, *, computes: bool) -> None:
         if event.op in (Op.PROMPT, Op.GENERATE):
@@ -140,15 +147,24 @@ class _Reader:
             self._by_name(event, after)
 
     def _begin(self, event: Event) -> None:
-        self._finish_call()
+        waiting = self._waiting(event)
+        if not waiting:
+            self._finish_call()
         self._compacting = self._closes_next = False
-        if event.op == Op.PROMPT:
+        if event.op == Op.PROMPT and not waiting:
             self._finish_turn()
             at = event.at_ns - self._first_ns
             think = max(0, event.at_ns - self._end_ns) if self._turns else 0
             self._open = _Open(len(self._turns) + 1, at, think, self._tape.copy(), len(self._tape.tokens), self._early)
             self._early = []
-        self._call = _Call(event, len(self._tape.tokens))
+        self._call = _Call(event, len(self._tape.tokens), waiting=waiting)
+
+    def _waiting(self, event: Event) -> list[_Call]:
+        """The calls that a suffix joins: what they offered waits, and nothing of it has come."""
+        call = self._call
+        if event.reason != "suffix" or not waits(event) or call is None or call.brought or not waits(call.event):
+            return []
+        return [*call.waiting, call]
 
     def _brings(self, event: Event) -> None:
         start, n = event.start or 0, event.n_tokens or 0
@@ -220,14 +236,22 @@ class _Reader:
         call, self._call = self._call, None
         if call is None:
             return
-        if call.first is not None:
-            rows = [row for seq in call.brought for row in self.rows.get(seq, ())]
-            self._tape.lay(call.first, rows, self._block)
-        step = self._step(call)
-        if step is None:
-            self._skipped += 1
-        else:
-            self._add(step)
+        rows = [row for seq in call.brought for row in self.rows.get(seq, ())]
+        calls = [*call.waiting, call]
+        for one, after in zip(calls, [*calls[1:], None], strict=True):
+            stop = None if after is None else after.event.start
+            if call.first is not None:
+                self._lay(one, max(call.first, _begins(one)), stop, rows)
+            step = self._step(one)
+            if step is None:
+                self._skipped += 1
+            else:
+                self._add(step)
+
+    def _lay(self, call: _Call, start: int, stop: int | None, rows: Sequence[BlockRow]) -> None:
+        """The segments of one call, which ends at `stop` where others joined it."""
+        its = [row for row in rows if row.stop > start and (stop is None or row.start < stop)]
+        self._tape.lay(start, its, self._block)
 
     def _step(self, call: _Call) -> Step | None:
         event, tape, n = call.event, self._tape, call.event.n_tokens or 0
@@ -257,3 +281,8 @@ class _Reader:
         if done is not None and done.steps:
             before = done.tape.stretches(0, done.tape_stop)
             self._turns.append(Turn(done.number, done.at_ns, done.think_ns, tuple(done.steps), before))
+
+
+def _begins(call: _Call) -> int:
+    """Where what a call brings begins at the earliest; only those that others joined say it."""
+    return (call.event.start or 0) if waits(call.event) else 0

@@ -217,6 +217,7 @@ class _Tenant:
             script.evict_by,
             self.modelled.repeat,
             script.attention,
+            script.defer_prefill,
         )
         self.player = Player(setup, self.name, sink, self._slot_time)
 

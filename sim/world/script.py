@@ -71,8 +71,8 @@ class Turn:
 class Script:
     """One recorded session. `ended`: how it ended: close, fatal, lost or open. `skipped`: calls that left no effect.
 
-    `evict_by`: native or recompute, as recorded. `attention`: the dense attention of its tape; where there is none,
-    `no_attention` says why.
+    `evict_by`: native or recompute, `defer_prefill`: whether prompts waited for a decode, both as recorded.
+    `attention`: the dense attention of its tape; where there is none, `no_attention` says why.
     """
 
     row: SessionRow
@@ -81,6 +81,7 @@ class Script:
     skipped: int
     evict_by: str
     n_vocab: int
+    defer_prefill: bool = False
     attention: AttentionMap | None = field(default=None, compare=False)
     no_attention: str = "it was not recorded; record with kvtape record --score-all"
 

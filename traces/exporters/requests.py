@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from kvtape.planner.deferral import DEFERRED
 from kvtape.planner.events import Op
 from kvtape.traces.hash_tape import HashTape
 from kvtape.traces.reader import Log
@@ -91,7 +92,7 @@ class _Session:
             self._open |= {"hashes": ids, "size": block_tokens, "computing": ids is None}
             if start == n_tokens:  # no prefill follows
                 self._settle(n_tokens)
-        elif op in (Op.PROMPT, Op.GENERATE) and self._open is not None:
+        elif op in (Op.PROMPT, Op.GENERATE) and self._open is not None and detail != DEFERRED:
             self._open["computing"] = False
         self._tape.follow(op, start, stop, snapshot_id, ids, block_tokens)
         if op == Op.PREFILL:
@@ -102,9 +103,11 @@ class _Session:
     def _settle(self, length: int | None) -> None:
         """Once the tape is as long as the prompt its blocks are known; what comes behind it is no part of it."""
         request = self._open
-        if request is None or not request["computing"] or length is None or length != request["n_tokens"]:
+        wanted = None if request is None or not request["computing"] else request["n_tokens"]
+        if request is None or length is None or wanted is None or length < wanted:
             return
-        request["hashes"], request["computing"] = self._tape.path(length), False
+        # With a suffix that waited too, one piece goes on past the prompt.
+        request["hashes"], request["computing"] = self._tape.path(wanted), False
         request["size"] = None if request["hashes"] is None else self._tape.size
 
     def ended(self) -> Iterator[PromptRequest]:
