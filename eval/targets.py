@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from kvtape.backends.errors import UnsupportedOperation
-from kvtape.backends.feasible import check_policy, may_recompute
+from kvtape.backends.feasible import check_policy, check_precision, may_recompute
 from kvtape.backends.protocol import Clock, Engine, EventSink, SessionConfig
 from kvtape.backends.session import Session
 from kvtape.backends.sinks import WatchingSink
@@ -51,8 +51,9 @@ def check_target(target: Target, policies: Iterable[PolicySpec], n_ctx: int, *, 
         able = backend.capabilities
         if scores and not able.attention_scores:
             raise UnsupportedOperation("score", backend.refusal("attention_scores") or "no attention_scores")
+        precision = check_precision(backend)
         for policy in policies:
-            check_policy(policy, backend, evict_by=target.evict_by)
+            check_policy(policy, backend, evict_by=target.evict_by, precision=precision)
             # Else every row would be dense under another name.
             if policy.evicts and not policy.ways(able, may_recompute(backend, target.evict_by)):
                 why = backend.refusal("remove_middle") or "no way to carry it out"

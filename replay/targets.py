@@ -56,7 +56,8 @@ class Target:
             "cold_budget_bytes": row.cold_budget_bytes,
         }
         said: dict[str, Any] = {name: value for name, value in known.items() if value is not None}
-        return SessionConfig(n_ctx=n_ctx, options=dict(self.options), **said)
+        # A replay proves what a log says, whatever is advertised here.
+        return SessionConfig(n_ctx=n_ctx, uncertified=True, options=dict(self.options), **said)
 
 
 def _askable(kv_type: str | None) -> str | None:
