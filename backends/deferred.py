@@ -31,7 +31,7 @@ _TYPED = (UsageError, Cancelled, EngineFault, BlockError, PlanError, SpecError, 
 def offer(parts: Parts, start: int, tokens: Sequence[int], stretches: Sequence[Stretch]) -> None:
     """Put `tokens` on the tape from `start`, its end, on; nothing is computed."""
     if tokens:
-        parts.pending.add(Offer(start, start, tuple(tokens), tuple(stretches), parts.state.turn))
+        parts.pending.add(Offer(start, start, tuple(tokens), tuple(stretches)))
         parts.logits = None
 
 

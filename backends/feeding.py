@@ -24,7 +24,7 @@ def feed(parts: Parts, tokens: list[int], stretches: Sequence[Stretch], start: i
 
     The first piece's event bears the turn's counters.
     """
-    offer = Offer(start, start, tuple(tokens), tuple(stretches), parts.state.turn)
+    offer = Offer(start, start, tuple(tokens), tuple(stretches))
     done = 0
     while done < len(tokens):
         n = room.make_room(parts, min(parts.backend.config.chunk, len(tokens) - done))
@@ -45,7 +45,7 @@ def compute_piece(parts: Parts, piece: list[int], offers: Sequence[Offer], count
     blocks: list[Block] = []
     for o in offers:
         stop = min(o.stop, len(parts.tape))
-        blocks += parts.catalog.grow(o.stretches, stop, op_start=o.origin, clock=o.turn)
+        blocks += parts.catalog.grow(o.stretches, stop, op_start=o.origin, clock=parts.state.turn)
     parts.journal.emit(
         Op.PREFILL,
         began,

@@ -14,14 +14,13 @@ __all__ = ["Offer", "Pending", "clipped"]
 class Offer:
     """What of one call still waits: `tokens` from tape position `start` on; the call's own began at `origin`.
 
-    `stretches` say what stands there and may reach further on both sides; `turn` is when it was last asked for.
+    `stretches` say what stands there and may reach further on both sides.
     """
 
     origin: int
     start: int
     tokens: tuple[int, ...]
     stretches: tuple[Stretch, ...]
-    turn: int
 
     @property
     def stop(self) -> int:
@@ -67,10 +66,6 @@ class Pending:
         """Nothing stands at or past `tape_stop` any more."""
         kept = (replace(o, tokens=o.tokens[: max(0, tape_stop - o.start)]) for o in self._offers)
         self._offers = tuple(o for o in kept if o.tokens)
-
-    def touch(self, tape_stop: int, turn: int) -> None:
-        """What stands before `tape_stop` was asked for again."""
-        self._offers = tuple(replace(o, turn=turn) if o.start < tape_stop else o for o in self._offers)
 
     def behind(self, offers: Sequence[Offer], tape_length: int) -> None:
         """What of `offers` is behind a computed tape of `tape_length` tokens is what waits."""

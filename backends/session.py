@@ -382,7 +382,6 @@ class Session(GuardedSession):
                 surgery.refill(parts, hole.start, hole.stop, "hole")
             parts.logits = None
         parts.catalog.touch(0, reuse.keep, parts.state.turn)
-        parts.pending.touch(reuse.keep, parts.state.turn)
         self._feed(tokens[reuse.keep :], stretches, reuse.keep, counters)
         return status
 

@@ -32,6 +32,8 @@ _TURNS = View(
         ("drafted_tokens", "proposed tokens that the engine looked at; NULL without speculation"),
         ("accepted_tokens", "of those, the ones that it generates itself"),
         ("physical_prefill_tokens", "tokens the engine computed for prefills and rebuilds"),
+        ("deferred_prefill_calls", "prefills that waited and were computed by a decode"),
+        ("deferred_prefill_tokens", "their tokens"),
         ("recomputed_tokens", "tokens computed again that had been resident"),
         ("evicted_tokens", "tokens evicted during the turn"),
         ("admitted_tokens", "tokens put back from the cold store"),
@@ -53,6 +55,8 @@ _TURNS = View(
         sum(drafted_tokens)::UBIGINT AS drafted_tokens,
         sum(accepted_tokens)::UBIGINT AS accepted_tokens,
         coalesce(sum(physical_prefill_tokens), nothing)::UBIGINT AS physical_prefill_tokens,
+        coalesce(sum(deferred_prefill_calls), nothing)::UBIGINT AS deferred_prefill_calls,
+        coalesce(sum(deferred_prefill_tokens), nothing)::UBIGINT AS deferred_prefill_tokens,
         coalesce(sum(recomputed_tokens), nothing)::UBIGINT AS recomputed_tokens,
         coalesce(sum(n_tokens) FILTER (op = 'evict'), nothing)::UBIGINT AS evicted_tokens,
         coalesce(sum(n_tokens) FILTER (op = 'admit'), nothing)::UBIGINT AS admitted_tokens,
@@ -179,7 +183,8 @@ _WHY_PREFILLED = View(
     "there), `evicted` (the tokens had been resident and were computed again), `last_token_for_logits` (the whole "
     "prompt was there, its last token was computed for its logits), `restore_had_no_effect` (a state was restored and "
     "nothing of the common prefix was resident), `window_pruned` (a sliding window had dropped what it needs; imported "
-    "server logs say so), `suffix` (tokens put behind the prefix), `shift_impossible` and "
+    "server logs say so), `suffix` (tokens put behind the prefix; of a piece with both the first token counts), "
+    "`shift_impossible` and "
     "`surgery_impossible` (the cache was rebuilt because the session can neither move nor take out rows), "
     "`rebuild_chosen` (it was rebuilt although it could), `unknown` (the events before it were lost).",
     (
@@ -197,13 +202,23 @@ _WHY_PREFILLED = View(
     """
     WITH marked AS (
         SELECT *,
-            max(CASE WHEN op = 'prompt' THEN seq END) OVER so_far AS prompt_seq,
+            max(CASE WHEN op = 'prompt' THEN seq END) OVER so_far AS last_prompt,
+            last_value(CASE WHEN op = 'prompt' THEN "start" END IGNORE NULLS) OVER so_far AS last_start,
+            max(CASE WHEN op = 'prompt' AND reason IS DISTINCT FROM 'suffix' THEN seq END) OVER so_far AS prefix_seq,
             max(CASE WHEN op = 'truncate' THEN seq END) OVER so_far AS cut_seq,
             max(CASE WHEN op = 'restore' THEN seq END) OVER so_far AS restore_seq,
             max(CASE WHEN op IN ('prefill', 'decode') THEN seq END) OVER so_far AS computed_seq
         FROM events WINDOW so_far AS (PARTITION BY run_id, session_id ORDER BY seq)),
+    waited AS (
+        SELECT c.run_id, c.session_id, c.seq, max(q.seq) AS prompt_seq
+        FROM marked c JOIN marked q ON q.run_id = c.run_id AND q.session_id = c.session_id AND q.op = 'prompt'
+            AND q.seq >= c.prefix_seq AND q.seq < c.seq AND (q.seq = c.prefix_seq OR q."start" <= c."start")
+        WHERE c.op = 'prefill' AND c.last_start > c."start" GROUP BY ALL),
+    asked AS (
+        SELECT m.*, coalesce(w.prompt_seq, m.last_prompt) AS prompt_seq
+        FROM marked m LEFT JOIN waited w USING (run_id, session_id, seq)),
     computed AS (
-        SELECT m.*, max(reused) OVER (PARTITION BY run_id, session_id, prompt_seq) AS turn_reused FROM marked m)
+        SELECT a.*, max(reused) OVER (PARTITION BY run_id, session_id, prefix_seq) AS turn_reused FROM asked a)
     SELECT c.run_id, c.session_id, c.seq, c.turn, c.op, c."start", c."stop",
         coalesce(c.physical_prefill_tokens, c.n_tokens) AS tokens,
         CASE WHEN c.op = 'prefill'

@@ -79,13 +79,17 @@ def evictions_of(events: Sequence[Event], ranges: RangeSet, before_seq: int) -> 
 
 
 def computed_by(session: RecordedSession, seq: int) -> Computed:
-    """What is said of the prefill or recompute of event `seq`."""
+    """What is said of the prefill or recompute of event `seq`.
+
+    A suffix that waited was computed with what waited before it, which it did not ask for.
+    """
     events = session.events
     event = events[seq]
     span = span_of(event)
     if event.op == Op.RECOMPUTE:
         return Computed(RangeSet(), RangeSet(), None, None, evictions_of(events, span, seq))
-    cut = next((e for e in reversed(events[:seq]) if e.op in (Op.TRUNCATE, Op.PROMPT)), None)
+    asked = (e for e in reversed(events[:seq]) if not (e.reason == "suffix" and (e.start or 0) > span.ranges[0].start))
+    cut = next((e for e in asked if e.op in (Op.TRUNCATE, Op.PROMPT)), None)
     if cut is None or cut.op == Op.PROMPT or cut.turn != event.turn:
         return Computed(span, RangeSet(), None, None, ())
     state = ResidencyState()
