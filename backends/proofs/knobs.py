@@ -6,7 +6,6 @@ flash attention. OpenVINO: f32 rows and f32 inference. Backends without a knob (
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,13 +24,6 @@ class Precision:
     subject: str | None
     certified: bool
     withheld: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def detail(self) -> str | None:
-        """For the open event, as JSON: `{"precision": subject, "certified": ...}`; None of a base precision."""
-        if self.subject is None:
-            return None
-        return json.dumps({"certified": self.certified, "precision": self.subject}, sort_keys=True)
 
 
 BASE: Final = Precision(None, certified=False)
