@@ -102,7 +102,9 @@ def _prove(asked: Asked, model: Path, seeds: range, text: str | None, config: di
         config["model"] = targets[0].engine.facts.fingerprint
         prompt = _task(asked, targets[0], range(seeds.start, seeds.start + 1), text, n_new).prompts[0]
         body = envelope(config, targets)
-    cases = option_cases(len(prompt.tokens), n_new, budget=budget, chunk=asked.chunk, threads=asked.threads)
+    # Half a prompt at most: an option must also be right where a prompt comes in pieces.
+    chunk = min(asked.chunk, len(prompt.tokens) // (2 * BLOCK) * BLOCK)
+    cases = option_cases(len(prompt.tokens), n_new, budget=budget, chunk=chunk, threads=asked.threads)
     with progress("proving") as shown:
         proofs = prove(model, prompt, n_new, cases, asked.threads, shown.update)
     rows = option_rows(proofs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,12 +11,12 @@ from kvtape.backends.batching.config import BatchingConfig
 from kvtape.backends.batching.files import read_batching_shape
 from kvtape.backends.batching.host import config_fields
 from kvtape.backends.batching.occupancy import Step
-from kvtape.backends.batching.pipeline import Generation
+from kvtape.backends.batching.pipeline import BatchingPipeline, Generation
 from kvtape.backends.errors import SessionClosed
 from kvtape.backends.isolated.channel import Channel
 from kvtape.backends.isolated.process import HostProcess, Limits
 
-__all__ = ["IsolatedPipeline"]
+__all__ = ["IsolatedPipeline", "OpenPipeline", "Pipeline"]
 
 _MODULE = "kvtape.backends.batching.host"
 
@@ -84,3 +84,7 @@ class IsolatedPipeline:
             self._process.kill()
         self._process.close()
         self._process = self._channel = None
+
+
+Pipeline = BatchingPipeline | IsolatedPipeline
+OpenPipeline = Callable[[Path, BatchingConfig], Pipeline]

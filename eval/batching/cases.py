@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvtape.backends.batching.config import BLOCK, BatchingConfig, Eviction, Sparse
+from kvtape.backends.errors import UsageError
 
 __all__ = ["Case", "option_cases"]
+
+_CRUSH = 2
+"""Blocks that KVCrush keeps beside the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,11 @@ def option_cases(n_prompt: int, n_new: int, *, budget: int, chunk: int, threads:
 
     Raises UsageError for sizes that do not fit each other.
     """
+    if not BLOCK <= chunk < n_prompt:
+        raise UsageError(f"pieces of {chunk} tokens of a prompt of {n_prompt}: they must be at least {BLOCK} and fewer")
+    peak = Eviction(most=budget, crush=_CRUSH).peak
+    if n_prompt <= peak:
+        raise UsageError(f"a budget of {budget} evicts nothing of {n_prompt} tokens; it takes more than {peak}")
     blocks = -(-(n_prompt + n_new) // BLOCK) + 2
     whole = BatchingConfig(blocks, BLOCK * blocks, threads)
     pieces = replace(whole, chunk=chunk)
@@ -71,7 +80,7 @@ def _evictions(pieces: BatchingConfig, budget: int, everything: int) -> Iterator
         "eviction_sum": Eviction(most=budget, aggregation="sum"),
         "eviction_norm_sum": Eviction(most=budget),
         "snapkv_window_0": Eviction(most=budget, window=0),
-        "kvcrush": Eviction(most=budget, crush=2),
+        "kvcrush": Eviction(most=budget, crush=_CRUSH),
         "adaptive_rkv": Eviction(most=budget, aggregation="adaptive_rkv"),
         "rotation": Eviction(most=budget, rotation=True),
     }

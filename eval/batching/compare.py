@@ -17,7 +17,7 @@ import numpy as np
 
 from kvtape.backends.batching.config import BLOCK, BatchingConfig, Eviction
 from kvtape.backends.batching.files import read_batching_shape
-from kvtape.backends.batching.isolated import IsolatedPipeline
+from kvtape.backends.batching.isolated import IsolatedPipeline, OpenPipeline
 from kvtape.backends.batching.occupancy import first_evicted
 from kvtape.backends.batching.pipeline import Generation
 from kvtape.backends.errors import ContextOverflow, UnsupportedOperation, UsageError
@@ -59,12 +59,13 @@ def run_versus(
     world: World,
     number: int = 0,
     progress: Progress = lambda done, total, what: None,
+    opened: OpenPipeline = IsolatedPipeline,
 ) -> list[Versus]:
     """One for each prompt; `number` tells comparators of one run apart. Raises what the engines raise."""
     blocks = -(-(task.longest + 1) // BLOCK) + 1
     config = BatchingConfig(blocks, task.chunk, task.threads, eviction=eviction)
-    made = _native(task, model, config)
-    dense = _native_dense(task, model, BatchingConfig(blocks, task.chunk, task.threads), made)
+    made = _native(task, model, config, opened)
+    dense = _native_dense(task, model, BatchingConfig(blocks, task.chunk, task.threads), opened, made)
     found = []
     for i, (prompt, generation, said) in enumerate(zip(task.prompts, made, dense, strict=True)):
         progress(i, len(task.prompts), eviction.label)
@@ -73,8 +74,8 @@ def run_versus(
     return found
 
 
-def _native(task: BatchingTask, model: Path, config: BatchingConfig) -> list[Generation]:
-    with IsolatedPipeline(model, config) as pipeline:
+def _native(task: BatchingTask, model: Path, config: BatchingConfig, opened: OpenPipeline) -> list[Generation]:
+    with opened(model, config) as pipeline:
         return [
             pipeline.generate(p.tokens, task.n_new, text=p.text if task.continued == "text" else None)
             for p in task.prompts
@@ -82,11 +83,11 @@ def _native(task: BatchingTask, model: Path, config: BatchingConfig) -> list[Gen
 
 
 def _native_dense(
-    task: BatchingTask, model: Path, config: BatchingConfig, made: Sequence[Generation]
+    task: BatchingTask, model: Path, config: BatchingConfig, opened: OpenPipeline, made: Sequence[Generation]
 ) -> list[tuple[float, ...]]:
     """Nll of the very tokens that were made, as part of a prompt that the same pipeline computes without evicting."""
     found = []
-    with IsolatedPipeline(model, config) as pipeline:
+    with opened(model, config) as pipeline:
         for prompt, generation in zip(task.prompts, made, strict=True):
             said = pipeline.generate((*prompt.tokens, *generation.tokens), 1, echo=True).prompt_log_probs
             found.append(tuple(-p for p in said[len(prompt.tokens) - 1 :]))

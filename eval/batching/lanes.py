@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvtape.backends.batching.config import BLOCK
 from kvtape.backends.protocol import Logits
 from kvtape.backends.session import Session
 from kvtape.eval.batching.policies import DENSE
@@ -12,15 +13,19 @@ from kvtape.eval.batching.tracks import Lane
 from kvtape.eval.candidates import Candidate
 from kvtape.eval.nll import log_softmax
 from kvtape.eval.targets import Target, World
+from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.outcome import Diagnostic
 from kvtape.planner.specs import PolicySpec
 
 __all__ = ["Evicts", "run_lanes"]
 
+_KIND = "assistant"
+
 
 @dataclass(frozen=True, slots=True)
 class Evicts:
-    """A policy evicts from the token before `since` on, whenever `peak` rows are there and one more is to come."""
+    """A policy evicts from the token before `since` on, whenever `peak` rows are there, or its own
+    fewer, and one more is to come."""
 
     since: int
     peak: int
@@ -37,42 +42,45 @@ def run_lanes(
 ) -> tuple[Lane, list[Lane]]:
     """The dense lane and one for each candidate, all from the same computed prompt."""
     n_ctx = len(prompt) + len(tokens)
+    # Generated tokens go on in the blocks of a prompt of their own kind, so that blocks are those of the whole tape.
+    aligned = (len(prompt) - 1) // BLOCK * BLOCK
+    before, rest = prompt[:aligned], prompt[aligned:]
     with world.session(target, DENSE.policy, session_id, n_ctx) as session:
-        session.ensure_prefix(prompt[:-1], need_logits=False)
+        session.ensure_prefix([PromptSegment(kind=_KIND, tokens=tuple(before))], need_logits=False)
         saved = session.snapshot()
-        dense = _forced(session, prompt[-1], tokens)
+        dense = _forced(session, rest, tokens)
         lanes = []
         for candidate in candidates:
             session.restore(saved)
-            lanes.append(_forced(session, prompt[-1], tokens, candidate.policy, evicts))
+            lanes.append(_forced(session, rest, tokens, candidate.policy, evicts))
             session.set_policy(DENSE.policy)
     return dense, lanes
 
 
 def _forced(
     session: Session,
-    last: int,
+    rest: Sequence[int],
     tokens: Sequence[int],
     policy: PolicySpec | None = None,
     evicts: Evicts = Evicts(0, 0),
 ) -> Lane:
-    """Dense up to the token before `evicts.since`, under `policy` from there on."""
+    """`rest` of the prompt, then `tokens`: dense up to the one before `evicts.since`, under `policy` from there on."""
     nll: list[float] = []
     rows: list[int] = []
-    token = last
+    token = rest[-1]
 
     def forced(logits: Logits) -> int:
         nll.append(-float(log_softmax(logits)[token]))
         return token
 
-    session.prefill_suffix([last])
+    session.prefill_suffix(rest, kind=_KIND)
     # The distribution of a token was computed over what is resident before anything is evicted for the token itself.
     for i, token in enumerate(tokens):  # noqa: B007
         rows.append(session.resident.n_tokens)
         if policy is not None and i == evicts.since - 1:
             session.set_policy(policy)
         if policy is not None and i >= evicts.since - 1:
-            session.plan_now(evicts.peak)
+            session.plan_now(policy.limit(evicts.peak))
         session.decode(1, choose=forced, stop_tokens=frozenset())
     return Lane(tuple(nll), tuple(rows), _scored(session, policy))
 

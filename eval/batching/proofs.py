@@ -15,7 +15,7 @@ from typing import Final, Literal
 import numpy as np
 
 from kvtape.backends.batching.config import BLOCK, BatchingConfig
-from kvtape.backends.batching.isolated import IsolatedPipeline
+from kvtape.backends.batching.isolated import IsolatedPipeline, OpenPipeline, Pipeline
 from kvtape.backends.batching.occupancy import first_evicted
 from kvtape.backends.batching.pipeline import Generation
 from kvtape.backends.errors import EngineFault, EnvironmentProblem
@@ -57,9 +57,9 @@ class Proof:
 class _Dense:
     """What the same pipeline says without the option, of any tokens."""
 
-    def __init__(self, model: Path, prompt: Prompt, n_new: int, threads: int) -> None:
+    def __init__(self, model: Path, prompt: Prompt, n_new: int, threads: int, opened: OpenPipeline) -> None:
         blocks = -(-(len(prompt.tokens) + n_new + 1) // BLOCK) + 1
-        self._pipeline = IsolatedPipeline(model, BatchingConfig(blocks, threads=threads))
+        self._pipeline = opened(model, BatchingConfig(blocks, threads=threads))
         self._prompt = prompt.tokens
         self._known: dict[tuple[int, ...], np.ndarray] = {}
         self.greedy = self._pipeline.generate(prompt.tokens, n_new)
@@ -82,16 +82,17 @@ def prove(
     cases: Sequence[Case],
     threads: int = 1,
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    opened: OpenPipeline = IsolatedPipeline,
 ) -> list[Proof]:
     """One row for each case. Raises what a dense run raises; what an option does wrong is in its row."""
-    dense = _Dense(model, prompt, n_new, threads)
+    dense = _Dense(model, prompt, n_new, threads, opened)
     rows = []
     for i, case in enumerate(cases):
         progress(i, len(cases), f"{case.option} {case.setting}")
+        run = _again if case.again else _one
         try:
-            rows.append(
-                _again(model, prompt, n_new, case, dense) if case.again else _one(model, prompt, n_new, case, dense)
-            )
+            with opened(model, case.config) as pipeline:
+                rows.append(run(pipeline, prompt, n_new, case, dense))
         except (EngineFault, EnvironmentProblem) as err:
             rows.append(Proof(case, "error", err.cause if isinstance(err, EngineFault) else str(err)))
     dense.close()
@@ -122,10 +123,9 @@ def verdicts(rows: Sequence[Proof]) -> dict[str, Works]:
     return found
 
 
-def _one(model: Path, prompt: Prompt, n_new: int, case: Case, dense: _Dense) -> Proof:
-    with IsolatedPipeline(model, case.config) as pipeline:
-        forced = pipeline.generate(prompt.tokens, n_new, text=prompt.text, echo=True)
-        greedy = pipeline.generate(prompt.tokens, n_new, echo=True)
+def _one(pipeline: Pipeline, prompt: Prompt, n_new: int, case: Case, dense: _Dense) -> Proof:
+    forced = pipeline.generate(prompt.tokens, n_new, text=prompt.text, echo=True)
+    greedy = pipeline.generate(prompt.tokens, n_new, echo=True)
     own = np.array((*forced.prompt_log_probs, *forced.log_probs))
     difference = dense.of(forced.tokens) - own
     # An eviction begins after the prompt; what was computed before it can only dilute what it costs.
@@ -141,9 +141,8 @@ def _one(model: Path, prompt: Prompt, n_new: int, case: Case, dense: _Dense) -> 
     )
 
 
-def _again(model: Path, prompt: Prompt, n_new: int, case: Case, dense: _Dense) -> Proof:
-    with IsolatedPipeline(model, case.config) as pipeline:
-        first, second = (pipeline.generate(prompt.tokens, n_new) for _ in range(2))
+def _again(pipeline: Pipeline, prompt: Prompt, n_new: int, case: Case, dense: _Dense) -> Proof:
+    first, second = (pipeline.generate(prompt.tokens, n_new) for _ in range(2))
     if len(second.steps) >= len(first.steps):
         return Proof(case, "false", f"nothing was reused: {len(second.steps)} steps, as the first time")
     difference = np.array(dense.greedy.log_probs) - np.array(second.log_probs)
