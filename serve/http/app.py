@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvtape.serve.http.access import Access
@@ -44,8 +44,9 @@ def make_app(service: Service, access: Access, *, version: str, limits: BodyLimi
         Route("/metrics", front.metrics, methods=["GET"]),
         Route("/openapi.json", front.document, methods=["GET"]),
     ]
+    # Not `Starlette`: its outermost layer would answer an unexpected error itself.
     handlers: Any = {404: _no_path, 405: _no_method}
-    return Gate(Starlette(routes=routes, exception_handlers=handlers), access, limits or BodyLimits())
+    return Gate(ExceptionMiddleware(Router(routes), handlers), access, limits or BodyLimits())
 
 
 class _Front:

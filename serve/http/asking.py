@@ -6,10 +6,11 @@ import re
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from kvtape.serve.http.failures import Failure, Refused, failed
-from kvtape.serve.http.shapes import Chat, Completion, Message
+from kvtape.serve.http.shapes import Chat, Completion, Message, StreamOptions, TextFormat, TextPart
 from kvtape.serve.requests import BadPrompt, GenerationRequest, Sampling, Service
 
 __all__ = ["SESSION_HEADER", "ask_chat", "ask_completion", "read_body"]
@@ -33,21 +34,33 @@ def read_body(kind: type[Body], raw: bytes) -> Body:
 
 
 def _wrong(err: ValidationError) -> Failure:
-    first = err.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = ".".join(str(part) for part in first["loc"] if not _is_branch(part))[:200] or None
+    errors = err.errors(include_url=False, include_context=False, include_input=False)
+    # Of the branches of a union the one that got furthest is the one that was meant.
+    first = max(errors, key=lambda e: len(_shown(e)))
+    param = ".".join(_shown(first))[:200] or None
     if first["type"] == "json_invalid":
         return failed("invalid_request", f"the body is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
     if first["type"] == "extra_forbidden":
         return failed("unsupported", f"{param}: this server has no such field", param)
-    code = "unsupported" if param in _UNSUPPORTED else "invalid_request"
+    place = first["loc"]
+    code = "unsupported" if place and place[0] in _UNSUPPORTED else "invalid_request"
     return failed(code, f"{param or 'the body'}: {first['msg']}", param)
 
 
-def _is_branch(part: Any) -> bool:
-    """pydantic names the branch of a union too, which no client knows."""
-    return (isinstance(part, str) and bool(re.search(r"[\[\](),]", part))) or part in ("str", "int", "TextPart")
+def _shown(error: ErrorDetails) -> list[str]:
+    """Its place as a client knows it; pydantic names the branches of a union too."""
+    unknown = error["type"] == "extra_forbidden"
+    last = len(error["loc"]) - 1
+    return [
+        str(part)
+        for i, part in enumerate(error["loc"])
+        if isinstance(part, int) or part in _NAMES or (unknown and i == last)
+    ]
 
 
+_NAMES = frozenset(
+    name for shape in (Chat, Completion, Message, StreamOptions, TextFormat, TextPart) for name in shape.model_fields
+)
 _UNSUPPORTED = frozenset(
     {
         "n",

@@ -49,6 +49,7 @@ class Gate:
         try:
             self._check(scope)
             body = await self._read(scope, receive)
+            scope["app"] = self  # a router raises its 404 and 405 only inside an application
             await self._app(scope, _replayed(body, receive), watched)
         except Refused as refused:
             await self._answer(refused.failure, scope, receive, send)

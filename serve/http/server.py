@@ -7,6 +7,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -17,7 +18,7 @@ from kvtape.serve.http.app import make_app
 from kvtape.serve.http.gate import BodyLimits
 from kvtape.serve.requests import Service
 
-__all__ = ["Access", "serve_forever"]
+__all__ = ["Access", "Running", "serve_forever"]
 
 _HEADERS_S = 10.0
 """Seconds in which a connection must have sent the headers of its first request."""
@@ -33,28 +34,48 @@ def serve_forever(
     version: str,
     listening: Callable[[str], None] = lambda url: None,
     limits: BodyLimits | None = None,
-    most_connections: int = _MOST_CONNECTIONS,
 ) -> None:
     """Until SIGINT or SIGTERM, or until the service takes nothing more; then what runs is finished.
 
     A second signal ends at once. `listening` is told the address once connections are taken. Must run in the main
     thread for the signals. Raises EnvironmentProblem where the address cannot be had.
     """
-    listener = access.listen()
-    config = uvicorn.Config(
-        make_app(service, access, version=version, limits=limits),
-        http=_Protocol,
-        ws="none",
-        lifespan="off",
-        log_level="critical",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        limit_concurrency=most_connections,
-        backlog=128,
-    )
-    server = _Server(config, service, lambda: listening(_url(listener)))
-    asyncio.run(server.serve(sockets=[listener]))
+    asyncio.run(Running(service, access, version=version, listening=listening, limits=limits).run())
+
+
+class Running:
+    """One server; `stop` may be called from any thread. Raises as `serve_forever`."""
+
+    def __init__(
+        self,
+        service: Service,
+        access: Access,
+        *,
+        version: str,
+        listening: Callable[[str], None] = lambda url: None,
+        limits: BodyLimits | None = None,
+        headers_s: float = _HEADERS_S,
+    ) -> None:
+        self._listener = access.listen()
+        config = uvicorn.Config(
+            make_app(service, access, version=version, limits=limits),
+            http=partial(_Protocol, headers_s),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            limit_concurrency=_MOST_CONNECTIONS,
+            backlog=128,
+        )
+        self._server = _Server(config, service, lambda: listening(_url(self._listener)))
+
+    async def run(self) -> None:
+        await self._server.serve(sockets=[self._listener])
+
+    def stop(self) -> None:
+        self._server.should_exit = True
 
 
 class _Server(uvicorn.Server):
@@ -99,9 +120,13 @@ class _Server(uvicorn.Server):
 class _Protocol(H11Protocol):
     """Closes a connection that is slow to say what it wants."""
 
+    def __init__(self, headers_s: float, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._headers_s = headers_s
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(_HEADERS_S, self._give_up)
+        self._deadline = self.loop.call_later(self._headers_s, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()

@@ -21,6 +21,9 @@ __all__ = [
     "Message",
     "ModelCard",
     "ModelList",
+    "StreamOptions",
+    "TextFormat",
+    "TextPart",
 ]
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
