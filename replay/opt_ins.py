@@ -63,18 +63,23 @@ def deferral_findings(events: Sequence[Event]) -> list[Broken]:
 
 def _deferral(events: Sequence[Event], *, asked: bool) -> Iterator[Broken]:
     waiting = 0  # prompts that were put off and not yet folded into a decode or replaced
+    folded = 0  # of those that were, what waits again if the decode is taken back before it asks for a token
     for e in events:
         calls, tokens = e.deferred_prefill_calls or 0, e.deferred_prefill_tokens or 0
         if not asked and (waits(e) or calls or tokens):
             yield Broken(e.session_id, e.seq, f"{e.op} was deferred, although the session did not ask for it")
         waiting += waits(e)
+        if e.op is Op.TRUNCATE:
+            waiting += folded
+        if e.op in (Op.TRUNCATE, Op.GENERATE):
+            folded = 0
         if tokens and (e.op is not Op.PREFILL or tokens != e.n_tokens):
             yield Broken(e.session_id, e.seq, f"{tokens} deferred tokens on a {e.op} of {e.n_tokens}")
         if calls > waiting:
             yield Broken(e.session_id, e.seq, f"{calls} deferred prefills are computed, {waiting} were waiting")
         if calls and not tokens:
             yield Broken(e.session_id, e.seq, f"{calls} deferred prefills without a token")
-        waiting = max(0, waiting - calls)
+        waiting, folded = max(0, waiting - calls), folded + calls
 
 
 def speculation_findings(events: Sequence[Event]) -> list[Broken]:
