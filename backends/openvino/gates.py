@@ -71,7 +71,9 @@ def gate(
     """`no_rotation`: why the probe found no rotation; None when it did. `unproven`: why rows that are kept with a loss
     may not be cut, moved or put back (they are not certified, and nobody waived it); None where they may."""
     reasons = {
-        "sparse_attention": "sparse attention gives wrong output on the CPU plugin at every threshold",
+        # Each sparse option has a proof row: docs/continuous-batching.md.
+        "sparse_attention": "sessions compute dense attention; XAttention on the CPU gives wrong output for a prompt in "
+        "pieces at every threshold (kvtape eval --task batching --prove-options)",
         "sliding_window_attention_tokens": "the model has no sliding window",
     }
     if not scores:
