@@ -72,8 +72,8 @@ def gate(
     may not be cut, moved or put back (they are not certified, and nobody waived it); None where they may."""
     reasons = {
         # Each sparse option has a proof row: docs/continuous-batching.md.
-        "sparse_attention": "sessions compute dense attention; XAttention on the CPU gives wrong output for a prompt in "
-        "pieces at every threshold (kvtape eval --task batching --prove-options)",
+        "sparse_attention": "sessions compute dense attention; XAttention on the CPU gives wrong output for a prompt "
+        "in pieces, at every threshold (kvtape eval --task batching --prove-options)",
         "sliding_window_attention_tokens": "the model has no sliding window",
     }
     if not scores:

@@ -1,0 +1,113 @@
+"""Write the generated parts of docs/continuous-batching.md from what the benchmark measured (`make docs`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parent / "continuous-batching.md"
+MEASURED = Path(__file__).parent / "continuous-batching.json"
+"""Of `python benchmarks/bench_batching.py --full --out docs/continuous-batching.json`."""
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if 0 < abs(value) < 0.0005 else f"{value:.3f}"
+
+
+def _interval(row: dict[str, Any], name: str) -> str:
+    if row[name] is None:
+        return "-"
+    return f"{row[name]:+.3f} ({row[f'{name}_low']:+.3f} to {row[f'{name}_high']:+.3f})"
+
+
+def versus(run: dict[str, Any]) -> str:
+    """One table for each comparator, and how far both dense sides are apart."""
+    parts = []
+    for label, agreed in run["agreement"].items():
+        rows = [row for row in run["rows"] if row["comparator"] == label]
+        cells = [
+            (
+                f"`{row['policy']}`" if row["kind"] != "dense" else "dense",
+                _number(row["nll"]),
+                _interval(row, "over_dense"),
+                _interval(row, "over_native"),
+                row["rows"],
+                "yes" if row["rows_equal"] else "no",
+                row["kept"],
+            )
+            for row in rows
+        ]
+        columns = ("what keeps rows", "nll", "over dense", "over native", "rows", "equal rows", "which tokens")
+        about = (
+            f"{rows[0]['n_prompts']} prompts of {run['config']['tokens']} tokens, {rows[0]['n']} tokens compared; "
+            f"keeping everything, both sides are at most {_number(agreed['max_difference'])} nats apart on any of them:"
+        )
+        parts.append(f"{about}\n\n{_table(columns, cells)}")
+    return "\n\n".join(parts)
+
+
+def curve(run: dict[str, Any]) -> str:
+    """Every prompt of every comparator: blocks by step."""
+    cells = [
+        (
+            f"`{row['comparator']}`",
+            row["prompt"],
+            f"{row['step']} to {row['last_step']}",
+            f"{row['tokens']} to {row['last_tokens']}",
+            row["blocks"],
+            f"{row['rows_least']} to {row['rows_most']}",
+        )
+        for row in run["curve"]
+    ]
+    return _table(("comparator", "prompt", "steps", "tokens so far", "blocks", "rows of a layer"), cells)
+
+
+def options(run: dict[str, Any]) -> str:
+    """The verdicts, then every row."""
+    verdicts = _table(("option", "works"), [(f"`{name}`", said) for name, said in run["options"].items()])
+    cells = [
+        (
+            f"`{row['option']}`",
+            row["setting"],
+            {True: "true", False: "false"}.get(row["works"], row["works"]),
+            _number(row["max_difference"]),
+            _number(row["excess"]),
+            *({True: "yes", False: "no", None: "-"}[row[key]] for key in ("ids_equal", "repeatable")),
+            f"{'furthest' if row['exact'] else 'over dense'} <= {row['limit']:g}",
+            row["why"] or "",
+        )
+        for row in run["rows"]
+    ]
+    columns = ("option", "setting", "works", "furthest", "over dense", "same tokens", "repeatable", "limit", "why not")
+    return f"{verdicts}\n\n{_table(columns, cells)}"
+
+
+PARTS = {
+    "versus": ("native", versus),
+    "greedy": ("greedy", versus),
+    "folder": ("folder", versus),
+    "curve": ("native", curve),
+    "options": ("options", options),
+}
+"""By the marker around each in the page: the run that it is of, and how it is written."""
+
+
+def filled(text: str) -> str:
+    """The page with its generated parts as they would be now."""
+    runs = json.loads(MEASURED.read_text(encoding="utf-8"))
+    for name, (run, part) in PARTS.items():
+        before, _, rest = text.partition(f"<!-- {name} -->")
+        _, _, after = rest.partition(f"<!-- end of {name} -->")
+        text = f"{before}<!-- {name} -->\n\n{part(runs[run])}\n\n<!-- end of {name} -->{after}"
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
