@@ -8,6 +8,7 @@ Constants are views of the mapped weights file. Bodies of loops and branches are
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,14 +66,20 @@ class IrGraph:
         return [node for node in self.nodes if node.kind in kinds]
 
     def constant(self, node: IrNode) -> npt.NDArray[Any]:
-        """A view of the weights file. Raises ModelFileError for element types that NumPy lacks, or a cut file."""
-        dtype = _DTYPES.get(node.data.get("element_type", ""))
-        if dtype is None:
-            raise ModelFileError(f"{self.file}: the constant {node.name} is {node.data.get('element_type')}; not known")
+        """A view of the weights file; bf16 as f32, 4-bit integers as bytes. Raises ModelFileError for a cut file, or an
+        element type that is none of those.
+        """
+        kind = node.data.get("element_type", "")
         raw = self.raw_constant(node)
         shape = [int(n) for n in node.data.get("shape", "").split(",") if n.strip()]
         try:
-            return np.frombuffer(raw, dtype).reshape(shape)
+            if kind in ("u4", "i4"):
+                return _nibbles(raw, math.prod(shape), signed=kind == "i4").reshape(shape)
+            if kind == "bf16":
+                return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
+            if kind not in _DTYPES:
+                raise ModelFileError(f"{self.file}: the constant {node.name} is {kind}; not known")
+            return np.frombuffer(raw, _DTYPES[kind]).reshape(shape)
         except ValueError:
             raise ModelFileError(
                 f"{self.file}: the constant {node.name} of shape {shape} has {len(raw)} bytes; copy the model again"
@@ -126,6 +133,13 @@ def read_ir_graph(file: Path) -> IrGraph:
         for entry in root.findall("./rt_info/*")
     }
     return IrGraph(file, list(nodes.values()), settings)
+
+
+def _nibbles(raw: memoryview, n: int, *, signed: bool) -> npt.NDArray[Any]:
+    """`n` numbers of 4 bits, the low half of a byte first."""
+    packed = np.frombuffer(raw, np.uint8)
+    numbers = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)[:n]
+    return np.where(numbers > 7, numbers.astype(np.int8) - 16, numbers.astype(np.int8)) if signed else numbers
 
 
 def _node(layer: Element) -> IrNode:

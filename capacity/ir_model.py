@@ -55,7 +55,7 @@ def read_ir_model(folder: Path) -> ModelShape:
         n_vocab=_vocabulary(graph),
         n_ctx_train=kv.model_max,
         rms_eps=_epsilon(graph),
-        rope_base=float(read_settings(folder / CONFIG).get("rope_theta") or 10000.0),
+        rope_base=_rope_base(read_settings(folder / CONFIG)),
         rope_dims=2 * len(frequencies) or heads.width_k,
         rope_pairs="halves",
         rope_scaling="none",
@@ -75,7 +75,7 @@ def rope_frequencies(graph: IrGraph) -> tuple[float, ...]:
     tables: dict[int, tuple[float, ...]] = {}
     for cosine in graph.of_kind("Cos"):
         for node in reached(cosine):
-            if node.kind == "Const" and node.data.get("element_type") in _FLOATS - {"bf16"}:
+            if node.kind == "Const" and node.data.get("element_type") in _FLOATS:
                 values = graph.constant(node)
                 if values.size > 1:
                     tables[node.number] = tuple(values.astype(np.float64).ravel().tolist())
@@ -147,6 +147,13 @@ def _embedding_width(graph: IrGraph) -> int:
             if len(table) == 2:
                 return table[1]
     return 0
+
+
+def _rope_base(config: dict[str, Any]) -> float:
+    """10000 where nobody says; a wrong one does no harm, because keys are asked how they turn."""
+    inner = config.get("rope_parameters")
+    base = config.get("rope_theta") or (inner.get("rope_theta") if isinstance(inner, dict) else None)
+    return float(base) if isinstance(base, int | float) and base > 0 else 10000.0
 
 
 def _epsilon(graph: IrGraph) -> float:

@@ -35,8 +35,9 @@ def read_model(path: str | Path) -> ModelShape:
     """
     file = Path(path)
     if file.is_dir():
-        stat = ir_graph_file(file).stat()
-        return _read_ir(str(file), stat.st_size, stat.st_mtime_ns)
+        ir_graph_file(file)
+        stats = [(entry.name, entry.stat()) for entry in sorted(file.iterdir())]
+        return _read_ir(str(file), tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats))
     if not file.is_file():
         raise ModelFileError(f"{file}: no such model file; give the path of a GGUF, or the folder of an OpenVINO model")
     stat = file.stat()
@@ -55,7 +56,8 @@ def _read(path: str, size: int, mtime_ns: int) -> ModelShape:
 
 
 @lru_cache(maxsize=16)
-def _read_ir(path: str, size: int, mtime_ns: int) -> ModelShape:
+def _read_ir(path: str, files: tuple[tuple[str, int, int], ...]) -> ModelShape:
+    """As `_read`, by all files of the folder."""
     return read_ir_model(Path(path))
 
 

@@ -103,13 +103,17 @@ def find_rotation(
     """
     delta = np.asarray(positions, np.int64)
     found: list[LayerRotation] = []
+    candidates: list[tuple[float, tuple[float, ...]]] = [(base, ()) for base in dict.fromkeys(bases)]
+    candidates += [(0.0, frequencies)] if frequencies else []
     for layer, rows in enumerate(keys):
         errors = {
             how: _error(rows, delta, how)
-            for base, turns in ([(0.0, frequencies)] if frequencies else []) + [(b, ()) for b in dict.fromkeys(bases)]
+            for base, turns in candidates
             for how in (LayerRotation("interleaved", dims, base, turns), LayerRotation("halves", dims, base, turns))
         }
-        best = min(errors, key=lambda how: errors[how])
+        # What the model has written down comes first: a base that explains its rows as well is no better known.
+        written = [how for how in errors if how.frequencies and errors[how] <= tolerance]
+        best = min(written or errors, key=lambda how: errors[how])
         if not errors[best] <= tolerance:
             return (
                 f"in layer {layer} the keys of one token at positions {', '.join(map(str, positions))} are no plain "

@@ -61,7 +61,13 @@ class NativeTokenizer:
                 raise InputRejected(f"token {token} is outside the vocabulary [0, {self._n_vocab})")
         if not tokens:
             return ""
-        return str(self._tokenizer().decode([int(t) for t in tokens], skip_special_tokens=False))
+        tokenizer = self._tokenizer()
+        try:
+            return str(tokenizer.decode([int(t) for t in tokens], skip_special_tokens=False))
+        except RuntimeError as err:  # a folder without a detokenizer
+            raise EnvironmentProblem(
+                f"{self._path}: openvino-genai cannot write these tokens as text ({last_line(err)}); pass token ids"
+            ) from None
 
     def _encode_piece(self, piece: str) -> list[int]:
         if not piece:

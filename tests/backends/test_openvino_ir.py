@@ -22,7 +22,7 @@ from kvtape.backends.openvino.rope import Rotation
 from kvtape.backends.protocol import SessionConfig
 from kvtape.backends.registry import check_fits, open_engine
 from support.edited_ir import attention_of, edited_ir, with_plain_attention, with_window, without_beam
-from support.openvino_ir import tiny_ir, tiny_ir_engine, tiny_ir_source
+from support.openvino_ir import exported_ir, tiny_ir, tiny_ir_engine, tiny_ir_source
 from support.openvino_tiny import assert_whole, same_rows, tokens
 
 EXACT = {
@@ -42,8 +42,12 @@ def own_request(name: str, weights: str) -> Any:
 
 
 def own_logits(name: str, weights: str, ids: list[int]) -> Any:
+    return logits_of(own_request(name, weights), ids)
+
+
+def logits_of(model: Any, ids: list[int]) -> Any:
     """Of every token, by the inputs that the directory has."""
-    request, n = own_request(name, weights).create_infer_request(), len(ids)
+    request, n = model.create_infer_request(), len(ids)
     feed = {
         "input_ids": np.array([ids]),
         "attention_mask": np.ones((1, n), np.int64),
@@ -85,6 +89,21 @@ def test_attention_stays_fused_with_its_cache(name: str, weights: str, queries: 
     assert kinds["MemoryInput"] == kinds["MemoryOutput"] == 4
     assert "Softmax" not in kinds
     assert ("q_rows" in {n for port in compiled.outputs for n in port.get_names()}) == queries
+
+
+def test_a_directory_that_optimum_intel_exported_is_taken_as_it_is() -> None:
+    ids = tokens(40, seed=8)
+    engine = OpenVinoEngine.load(exported_ir())
+    session = engine.open(CONFIG)
+    assert session.capabilities == tiny_ir_engine().open(CONFIG).capabilities
+    got = session.prefill(ids, 0).logits
+    own = ov.Core().compile_model(str(exported_ir() / "openvino_model.xml"), "CPU", EXACT)
+    np.testing.assert_allclose(got, logits_of(own, ids)[-1], atol=1e-4)
+    session.evict(8, 24)
+    assert_whole(session)
+    assert (engine.facts.arch, engine.facts.n_ctx_train, engine.facts.end_tokens) == ("qwen3", 4096, frozenset())
+    with pytest.raises(EnvironmentProblem, match="pass token ids"):
+        engine.detokenize(ids)
 
 
 def test_only_the_chosen_rows_go_through_the_heads_matrix() -> None:

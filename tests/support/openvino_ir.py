@@ -1,17 +1,19 @@
-"""OpenVINO model directories, saved by openvino-genai from GGUFs of the types that its reader takes exactly."""
+"""OpenVINO model directories: saved by openvino-genai from GGUFs of the types that its reader takes exactly, and one
+exported by optimum-intel."""
 
 from __future__ import annotations
 
 import functools
 import json
 import shutil
+import tarfile
 from pathlib import Path
 
 from kvtape.backends.openvino.engine import OpenVinoEngine
 from support.openvino_tiny import MODELS, scratch_folder
 from support.tiny_gguf import write_tiny
 
-__all__ = ["save_ir", "tiny_ir", "tiny_ir_engine", "tiny_ir_source"]
+__all__ = ["exported_ir", "save_ir", "tiny_ir", "tiny_ir_engine", "tiny_ir_source"]
 
 
 def save_ir(gguf: Path, folder: Path, n_ctx_train: int | None = None) -> Path:
@@ -59,6 +61,19 @@ def _source(name: str, weights: str) -> Path:
 @functools.cache
 def _saved(name: str, weights: str) -> Path:
     return save_ir(_source(name, weights), scratch_folder() / f"{name}-{weights}-ir", 4096)
+
+
+@functools.cache
+def exported_ir() -> Path:
+    """A qwen3 of random weights (2 layers of 64 components) as optimum-intel 2.2.0 exports it, `--weight-format int4`.
+
+    Its table of embeddings is u8, its matrices are i4 in groups of 32; there is no tokenizer. Kept as a file: exporting
+    takes PyTorch.
+    """
+    folder = scratch_folder() / "exported-ir"
+    with tarfile.open(Path(__file__).parents[1] / "backends/data/optimum-qwen3-int4.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
 
 
 @functools.cache

@@ -1,6 +1,6 @@
-"""Values that a graph keeps as constants: plain, compressed to f16, or as 8-bit steps with a scale for each group.
+"""Values that a graph keeps as constants: plain, compressed to f16, or as integer steps with a scale for each group.
 
-    step u8 -> (- zero point) -> * scale f16 -> reshape -> f32
+    step u8, u4 -> (- zero point) -> * scale f16 -> reshape -> f32
 
 Groups of 32 steps around 128 are what llama.cpp calls Q8_0 and are kept as that, byte for byte; everything else is
 computed here in float32.
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.reference.errors import ModelUnsupported
+from kvtape.capacity.errors import ModelFileError
 from kvtape.capacity.ir_graph import IrGraph, IrNode
 
 __all__ = ["is_static", "matrix", "vector"]
@@ -47,9 +48,15 @@ def is_static(node: IrNode) -> bool:
 
 
 def vector(graph: IrGraph, node: IrNode) -> F32:
-    """The value of a static node in float32. Raises ModelUnsupported for an operation that no weight is made with."""
+    """The value of a static node in float32.
+
+    Raises ModelUnsupported for an operation that no weight is made with, or an element type that is not known.
+    """
     if node.kind == "Const":
-        return np.asarray(graph.constant(node), np.float32)
+        try:
+            return np.asarray(graph.constant(node), np.float32)
+        except ModelFileError as err:
+            raise ModelUnsupported(str(err)) from None
     if node.kind == "Convert":
         return vector(graph, node.inputs[0].node)
     if node.kind in _ARITHMETIC:
@@ -99,6 +106,8 @@ def _q8_steps(graph: IrGraph, node: IrNode) -> tuple[npt.NDArray[Any], npt.NDArr
     scales = graph.constant(node.inputs[1].node)
     steps, zero = (_behind_converts(wire.node) for wire in node.inputs[0].node.inputs)
     if steps.kind != "Const" or zero.kind != "Const" or scales.dtype != np.float16:
+        return None
+    if steps.data.get("element_type") != "u8":
         return None
     values, zeros = graph.constant(steps), graph.constant(zero)
     if values.dtype != np.uint8 or values.ndim != 3 or values.shape[2] != _Q8_GROUP or (zeros != _Q8_ZERO).any():
