@@ -62,10 +62,19 @@ def doctor(
         "engines": engines,
         "machine": _machine(),
         "model": None if path is None else path.name,
+        "advertised": _advertised(path, engines),
         "leftovers": _leftovers(),
     }
     emit("doctor", body, _sections(body), as_json=as_json)
     return 3 if any(e["installed"] and path is not None and not e["works"] for e in engines) else 0
+
+
+def _advertised(model: Path | None, engines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Precisions on the engines that work; nothing without a model."""
+    from kvtape.cli.advertised import advertised
+
+    working = {e["name"]: e["version"] for e in engines if e["works"]}
+    return [] if model is None or not working else advertised(model, working)
 
 
 def _leftovers() -> list[str]:
@@ -159,6 +168,10 @@ def _sections(body: dict[str, Any]) -> list[Section]:
         sections.append(Section("capabilities", ("capability", *(e["name"] for e in able)), rows))
         reasons = [(e["name"], flag, why) for e in able for flag, why in e["refusals"].items()]
         sections.append(Section("why not", ("engine", "capability", "reason"), reasons))
+    if body["advertised"]:
+        known = [(a["engine"], a["precision"], a["day"] or "base", ", ".join(a["without"])) for a in body["advertised"]]
+        title = "advertised precisions (kvtape certify measures others)"
+        sections.append(Section(title, ("engine", "precision", "certified", "without"), known))
     if body["leftovers"]:
         title = "left here by a process that died while it made a log; no part of any log, may be removed"
         sections.append(Section(title, ("file",), [(name,) for name in body["leftovers"]]))

@@ -10,6 +10,7 @@ from kvtape.cli.args import AsJson, LogPath, SessionId
 
 if TYPE_CHECKING:
     from kvtape.cli.output import Section
+    from kvtape.planner.events import Event
     from kvtape.planner.residency import ResidencyState
     from kvtape.planner.rows import PlanRow, SessionRow
     from kvtape.traces.reader import Log
@@ -88,6 +89,7 @@ def _facts(tape: Log, row: SessionRow, seq: int, state: ResidencyState) -> dict[
         "session_id": row.session_id,
         "backend": row.backend,
         "policy": row.policy,
+        "precision": _precision(tape.event(row.run_id, row.session_id, 0)),
         "seq": last.seq,
         "op": str(last.op),
         "turn": state.turn,
@@ -108,12 +110,26 @@ def _facts(tape: Log, row: SessionRow, seq: int, state: ResidencyState) -> dict[
     }
 
 
+def _precision(opened: Event) -> dict[str, Any] | None:
+    """The knob that the session was opened with, and whether it was certified; None of a base precision."""
+    from kvtape.planner.opening import opening_of
+
+    said = opening_of([opened])
+    return None if said.precision is None else {"knob": said.precision, "certified": said.certified}
+
+
 def _plan(plan: PlanRow) -> dict[str, Any]:
     import json
     from dataclasses import asdict
 
     facts = {key: value for key, value in asdict(plan).items() if key not in ("run_id", "session_id")}
     return {**facts, **{key: json.loads(facts[key]) for key in ("keep", "evict", "diagnostics")}}
+
+
+def _precision_line(said: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if said is None:
+        return []
+    return [("precision", f"{said['knob']}, {'certified' if said['certified'] else 'uncertified'}")]
 
 
 def _section(row: SessionRow, state: ResidencyState, facts: dict[str, Any]) -> Section:
@@ -125,6 +141,7 @@ def _section(row: SessionRow, state: ResidencyState, facts: dict[str, Any]) -> S
     counters = facts["counters"]
     lines = [
         ("backend, policy", f"{row.backend}, {row.policy or 'unknown'}"),
+        *_precision_line(facts["precision"]),
         ("after event", f"{facts['seq']} ({facts['op']}), turn {state.turn}, generation {state.generation}"),
         ("tape", f"{state.tape_length} tokens, prefix {state.prefix_length}"),
         ("resident", f"{state.resident_tokens} of {facts['n_ctx'] or 'unknown'}: {ranges_text(state.resident)}"),

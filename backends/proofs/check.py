@@ -21,6 +21,7 @@ __all__ = [
     "precision_of",
     "precision_problem",
     "precision_row",
+    "withheld_by",
 ]
 
 CORE: Final[tuple[Ability, ...]] = ("open", "quality", "capacity")
@@ -83,12 +84,16 @@ def precision_of(
         return Precision(subject, certified=False)
     if config.uncertified:
         return Precision(subject, certified=True)
-    withheld = {
-        flag: f"{subject} did not pass {ability} when it was certified on {row.day} ({_why(row, ability)})"
+    return Precision(subject, certified=True, withheld=withheld_by(row))
+
+
+def withheld_by(row: ProofRow) -> dict[str, str]:
+    """The capabilities that sessions on a passing row's knob do without, each with the reason."""
+    return {
+        flag: f"{row.subject} did not pass {ability} when it was certified on {row.day} ({_why(row, ability)})"
         for flag, ability in ABILITY_OF_FLAG.items()
         if row.ability(ability) != "pass"
     }
-    return Precision(subject, certified=True, withheld=withheld)
 
 
 def _why(row: ProofRow, ability: Ability) -> str:

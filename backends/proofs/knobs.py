@@ -11,7 +11,7 @@ from typing import Final
 
 from kvtape.backends.protocol import ModelFacts, SessionConfig
 
-__all__ = ["BASE", "Precision", "certify_command", "knob_text", "precision_subject"]
+__all__ = ["BASE", "BASE_TEXTS", "Precision", "certify_command", "knob_text", "precision_subject"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,13 @@ BASE: Final = Precision(None, certified=False)
 """A precision that needs no proof."""
 
 
+BASE_TEXTS: Final = {
+    "llama": tuple(f"k={k},v={v},fa=off" for k in ("f16", "f32") for v in ("f16", "f32")),
+    "openvino": ("k=f32,v=f32",),
+}
+"""The base precisions of each engine that has a knob."""
+
+
 def knob_text(engine: str, config: SessionConfig) -> str:
     """The precision of an effective configuration: `k=q8_0,v=f16,fa=on`, `k=u8,v=u8`, `k=u8,v=u8,inference=bf16`."""
     text = f"k={config.kv_type_k},v={config.kv_type_v}"
@@ -42,10 +49,7 @@ def knob_text(engine: str, config: SessionConfig) -> str:
 def precision_subject(engine: str, config: SessionConfig) -> str | None:
     """The knob that needs a proof, as `knob_text`; None for a base precision."""
     text = knob_text(engine, config)
-    if engine == "llama":
-        base = {config.kv_type_k, config.kv_type_v} <= {"f16", "f32"} and text.endswith("fa=off")
-        return None if base else text
-    return None if engine != "openvino" or text == "k=f32,v=f32" else text
+    return None if engine not in BASE_TEXTS or text in BASE_TEXTS[engine] else text
 
 
 def certify_command(engine: str, facts: ModelFacts, config: SessionConfig) -> str:

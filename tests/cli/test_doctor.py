@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kvtape.backends.proofs.machine import machine_class
+from kvtape.backends.proofs.rows import Ability, Measure, ProofRow, Verdict
+from kvtape.backends.proofs.store import add_rows
+from kvtape.backends.registry import open_engine
 from kvtape.cli import doctor
 from support.command import kvtape
 
@@ -29,6 +33,29 @@ def test_people_read_why_a_capability_is_not_there(model: Path) -> None:
     out = kvtape("doctor", "--model", model).out
     assert "# why not" in out
     assert "attention_scores" in out
+
+
+def test_it_lists_the_precisions_that_passing_rows_advertise(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVTAPE_PROOFS", str(tmp_path / "proofs.json"))
+    engine = open_engine("llama", model)
+    fingerprint, version = engine.facts.fingerprint, engine.version
+    engine.close()
+
+    def row(subject: str, verdict: Verdict, **changed: str) -> ProofRow:
+        abilities: tuple[Ability, ...] = ("quality", "round_trip", "snapshot", "shift")
+        verdicts: dict[Ability, Verdict] = {"quality": verdict, "shift": "fail"}
+        measures = [Measure(ability=a, name="x", verdict=verdicts.get(a, "pass")) for a in abilities]
+        facts = {"fingerprint": fingerprint, "engine": "llama", "engine_version": version, "machine": machine_class()}
+        rest = {"kind": "certification", "model": "m", "day": "2026-11-30", "subject": subject, "verdict": verdict}
+        return ProofRow.model_validate({**facts, **rest, **changed, "measures": measures})
+
+    knob = "k=q8_0,v=q8_0,fa=on"
+    add_rows([row(knob, "pass"), row("k=q4_0,v=q4_0,fa=on", "fail"), row("k=f16,v=f16,fa=on", "pass", machine="m")])
+    told = [a for a in json.loads(kvtape("doctor", "--model", model, "--json").out)["advertised"] if a["day"]]
+    assert told == [{"engine": "llama", "precision": knob, "day": "2026-11-30", "without": ["position_shift"]}]
+    assert f"llama\t{knob}\t2026-11-30\tposition_shift" in kvtape("doctor", "--model", model).out
 
 
 def test_a_model_that_no_engine_takes(tmp_path: Path) -> None:
