@@ -31,7 +31,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from kvtape.backends.proofs.machine import machine_class
+from kvtape.backends.clock import WallClock, utc_day
 from kvtape.cli import main as kvtape
 from kvtape.cli.models import demo_model
 
@@ -92,7 +92,7 @@ def main() -> int:
         for name in asked.only or (list(runs) if asked.full else ["native"]):
             body = runs[name]()
             failed += missed(name, body) if name != "options" else []
-            known[name] = body | {"machine": machine_class()}
+            known[name] = body | {"day": utc_day(WallClock())}
             for row in body["rows"]:
                 print(json.dumps({"benchmark": "batching", "run": name, **row}, sort_keys=True), flush=True)
             if asked.out:

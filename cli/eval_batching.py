@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from kvtape.backends.batching.config import BLOCK, COMPARATOR, Eviction, read_eviction
 from kvtape.backends.batching.files import read_batching_shape
 from kvtape.backends.errors import UsageError
+from kvtape.backends.proofs.machine import machine_class
 from kvtape.cli.batching_tables import curve_table, option_table, versus_table
 from kvtape.cli.evaluation import Asked, check_common, envelope, opened_targets, opened_world
 from kvtape.cli.models import demo_model
@@ -82,7 +84,7 @@ def _compare(asked: Asked, model: Path, seeds: range, text: str | None, config: 
                     note(f"{eviction.label}\t{(world.clock.now_ns() - began) / 1e9:.1f} s")
         body = envelope(config, targets)
     same = all(a["same_model"] for a in agreed.values())
-    body |= {"rules": _RULES, "agreement": agreed, "rows": rows, "curve": curve}
+    body |= {"rules": _RULES, "comparator": _comparator(), "agreement": agreed, "rows": rows, "curve": curve}
     emit("eval", body, [versus_table(rows), curve_table(curve)], as_json=asked.as_json)
     if not same:
         note(
@@ -108,9 +110,14 @@ def _prove(asked: Asked, model: Path, seeds: range, text: str | None, config: di
     with progress("proving") as shown:
         proofs = prove(model, prompt, n_new, cases, asked.threads, shown.update)
     rows = option_rows(proofs)
-    body |= {"rules": _PROOF_RULES, "options": verdicts(proofs), "rows": rows}
+    body |= {"rules": _PROOF_RULES, "comparator": _comparator(), "options": verdicts(proofs), "rows": rows}
     emit("eval", body, [option_table(rows)], as_json=asked.as_json)
     return 0
+
+
+def _comparator() -> dict[str, str]:
+    """What the rows speak of beside the model: results depend on the version and the class of machine."""
+    return {"name": COMPARATOR, "version": f"openvino-genai {version('openvino-genai')}", "machine": machine_class()}
 
 
 def _evictions(asked: Asked) -> list[Eviction]:

@@ -53,6 +53,12 @@ def versus(run: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def measured(run: dict[str, Any]) -> str:
+    """Of which version, machine and day."""
+    said = run["comparator"]
+    return f"{said['version']}, `{said['machine']}`, {run['day']}."
+
+
 def curve(run: dict[str, Any]) -> str:
     """Every prompt of every comparator: blocks by step."""
     cells = [
@@ -90,6 +96,7 @@ def options(run: dict[str, Any]) -> str:
 
 
 PARTS = {
+    "measured": ("native", measured),
     "versus": ("native", versus),
     "greedy": ("greedy", versus),
     "folder": ("folder", versus),
