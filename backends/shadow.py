@@ -42,6 +42,7 @@ def open_shadow(
 ) -> Shadow:
     """A shadow for a session that `engine` opens with `config`, with room for a tape of `tokens`.
 
+    It runs without flash attention, which never has the weights in memory, and keeps values that need it as f16.
     Raises UsageError when that is more than the model was trained for, when the session's memory is bounded (the
     shadow's cache would be beside it), or for an `every` below 1; UnsupportedOperation where the engine gives no
     attention of this model.
@@ -62,6 +63,7 @@ def open_shadow(
         replace(
             config,
             n_ctx=max(2, tokens),
+            kv_type_v=_values(config),
             flash_attention="off",
             cold_budget_tokens=0,
             cold_budget_bytes=0,
@@ -73,6 +75,11 @@ def open_shadow(
         backend.close()
         raise UnsupportedOperation("dense attention", f"{why}; leave out --score-all")
     return Shadow(backend, clock, every)
+
+
+def _values(config: SessionConfig) -> str:
+    needs_flash = config.flash_attention != "off" and config.kv_type_v not in ("bf16", "f16", "f32")
+    return "f16" if needs_flash else config.kv_type_v
 
 
 class Shadow:

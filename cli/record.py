@@ -10,6 +10,7 @@ import typer
 from kvtape.cli.args import AnyModelPath, AsJson, Chunk, Threads
 from kvtape.cli.isolation import Deadline, Isolate
 
+from kvtape.cli.precision import Flash, KvType, Uncertified
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -94,6 +95,7 @@ def record(
     from kvtape.replay.targets import parse_target
 
     # Everything that can be wrong is looked at before the log exists.
+    from kvtape.cli.precision import as_asked, with_precision
     if (text is None) == (chat is None):
         raise UsageError("give one of --text and --chat")
     if score_every is not None and not score_all:
@@ -123,12 +125,14 @@ def record(
         asked: dict[str, Any] = {"verb": "record", "backend": backend} | ({"isolate": True} if isolate else {})
         asked |= {} if memory is None else {"memory": memory}
         every = (score_every or DEFAULT_EVERY) if score_all else None
+    config = with_precision(config, kv_type, flash, uncertified=uncertified)
         asked |= {} if every is None else {"score_every": every}
         return _run(
             log,
             engine,
             make(engine),
             config,
+        asked |= as_asked(kv_type, flash, uncertified=uncertified)
             spec,
             asked=asked,
             way=target.way,

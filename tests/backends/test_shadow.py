@@ -20,7 +20,7 @@ from kvtape.backends.errors import (
     UnsupportedOperation,
     UsageError,
 )
-from kvtape.backends.protocol import Computed, ModelFacts, SessionConfig
+from kvtape.backends.protocol import Computed, FlashAttention, ModelFacts, SessionConfig
 from kvtape.backends.session import Session
 from kvtape.backends.shadow import Shadow, open_shadow
 from kvtape.planner.blocks import PromptSegment
@@ -419,6 +419,18 @@ def test_a_shadow_is_opened_for_the_whole_tape_and_for_scores() -> None:
     open_shadow(engine, asked, StoppableClock(ManualClock()), tokens=77).close()  # type: ignore[arg-type]
     config = engine.opened[0].config
     assert config == SessionConfig(n_ctx=77, chunk=8, kv_type_k="f32", options={"scores": "on"})
+
+
+@pytest.mark.parametrize(
+    ("flash", "asked", "kept"),
+    [("on", "q8_0", "f16"), ("auto", "q4_0", "f16"), ("on", "bf16", "bf16"), ("off", "u8", "u8")],
+)
+def test_values_that_need_flash_attention_are_kept_as_f16(flash: FlashAttention, asked: str, kept: str) -> None:
+    engine = ScoringEngine()
+    config = replace(CONFIG, flash_attention=flash, kv_type_k="q8_0", kv_type_v=asked)
+    open_shadow(engine, config, StoppableClock(ManualClock()), tokens=77).close()  # type: ignore[arg-type]
+    opened = engine.opened[0].config
+    assert (opened.kv_type_k, opened.kv_type_v, opened.flash_attention) == ("q8_0", kept, "off")
 
 
 @pytest.mark.parametrize(

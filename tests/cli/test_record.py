@@ -360,3 +360,34 @@ def test_the_cold_store_can_be_bound_in_bytes(model: Path, tmp_path: Path) -> No
     ran = record(model, tmp_path / "b.duckdb", "--cold-bytes", 1000, "--cold-tokens", 0)
     assert (ran.code, "cold_budget_bytes without cold_budget_tokens" in ran.err) == (2, True)
     assert not (tmp_path / "b.duckdb").exists()
+
+
+def test_storage_and_flash_attention_are_asked_for_and_what_ran_is_on_record(tmp_path: Path) -> None:
+    wide = write_tiny(tmp_path / "wide.gguf", "llama", n_embd=128, n_head=2, n_head_kv=1, head_dim=64)
+    log = tmp_path / "a.duckdb"
+    asked = ("--kv-type", "q8_0/q4_0", "--flash", "auto")
+    ran = record(wide, log, *asked, "--uncertified", "--json")
+    assert ran.code == 0, ran.err
+    with open_log(log) as tape:
+        run = tape.default_run()
+        row = tape.session(run.run_id, "main")
+    assert (row.kv_type_k, row.kv_type_v, row.flash_attention) == ("q8_0", "q4_0", True)
+    config = json.loads(run.config)
+    assert (config["kv_type"], config["flash"], config["uncertified"]) == ("q8_0/q4_0", "auto", True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--kv-type", "q8_0/"], "write a type, or those of keys and values as K/V"),
+        (["--kv-type", "q9"], "kv_type_k q9: this backend opens bf16, f16"),
+        (["--kv-type", "q8_0"], "ask for flash attention on or auto"),
+        (["--flash", "yes"], "it must be one of off, on, auto"),
+    ],
+)
+def test_a_storage_that_cannot_be_leaves_no_log(model: Path, tmp_path: Path, options: list[str], words: str) -> None:
+    log = tmp_path / "a.duckdb"
+    ran = record(model, log, *options)
+    assert (ran.code, ran.out) == (2, "")
+    assert words in ran.err
+    assert not log.exists()
