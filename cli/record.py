@@ -9,8 +9,8 @@ import typer
 
 from kvtape.cli.args import AnyModelPath, AsJson, Chunk, Threads
 from kvtape.cli.isolation import Deadline, Isolate
-
 from kvtape.cli.precision import Flash, KvType, Uncertified
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -68,6 +68,9 @@ def record(
     ] = None,
     threads: Threads = 1,
     chunk: Chunk = 512,
+    kv_type: KvType = None,
+    flash: Flash = None,
+    uncertified: Uncertified = False,
     isolate: Isolate = False,
     deadline: Deadline = None,
     as_json: AsJson = False,
@@ -89,13 +92,13 @@ def record(
     from kvtape.backends.shadow import DEFAULT_EVERY
     from kvtape.cli.isolation import engine_opener
     from kvtape.cli.models import demo_model, trained_context
+    from kvtape.cli.precision import as_asked, with_precision
     from kvtape.cli.prompts import chat_script, read_chat, read_text, text_script
     from kvtape.cli.recording import new_log
     from kvtape.planner.specs import parse_policy
     from kvtape.replay.targets import parse_target
 
     # Everything that can be wrong is looked at before the log exists.
-    from kvtape.cli.precision import as_asked, with_precision
     if (text is None) == (chat is None):
         raise UsageError("give one of --text and --chat")
     if score_every is not None and not score_all:
@@ -118,21 +121,21 @@ def record(
         cold_budget_bytes=cold_bytes,
         options=options,
     )
+    config = with_precision(config, kv_type, flash, uncertified=uncertified)
     check_fits(target.engine, path, config)
     log = new_log(log)
     engine = open_engine(target.engine, path, target.options)
     try:
         asked: dict[str, Any] = {"verb": "record", "backend": backend} | ({"isolate": True} if isolate else {})
         asked |= {} if memory is None else {"memory": memory}
+        asked |= as_asked(kv_type, flash, uncertified=uncertified)
         every = (score_every or DEFAULT_EVERY) if score_all else None
-    config = with_precision(config, kv_type, flash, uncertified=uncertified)
         asked |= {} if every is None else {"score_every": every}
         return _run(
             log,
             engine,
             make(engine),
             config,
-        asked |= as_asked(kv_type, flash, uncertified=uncertified)
             spec,
             asked=asked,
             way=target.way,
