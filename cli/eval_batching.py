@@ -19,10 +19,10 @@ from kvtape.cli.progress import progress
 from kvtape.cli.prompts import read_text
 from kvtape.eval.batching.cases import option_cases
 from kvtape.eval.batching.compare import check_versus, run_versus
-from kvtape.eval.batching.option_report import option_rows
+from kvtape.eval.batching.option_report import option_rows, option_verdicts
 from kvtape.eval.batching.policies import DEFAULT_POLICIES, policies_beside
 from kvtape.eval.batching.prompts import prompts_from_seeds, prompts_from_text
-from kvtape.eval.batching.proofs import LIMIT_DIFFERENCE, LIMIT_EXCESS, prove, verdicts
+from kvtape.eval.batching.proofs import LIMIT_DIFFERENCE, LIMIT_EXCESS, prove
 from kvtape.eval.batching.report import agreement, curve_rows, versus_rows
 from kvtape.eval.batching.tracks import BatchingTask, Continued
 from kvtape.eval.ranges import parse_range
@@ -110,7 +110,7 @@ def _prove(asked: Asked, model: Path, seeds: range, text: str | None, config: di
     with progress("proving") as shown:
         proofs = prove(model, prompt, n_new, cases, asked.threads, shown.update)
     rows = option_rows(proofs)
-    body |= {"rules": _PROOF_RULES, "comparator": _comparator(), "options": verdicts(proofs), "rows": rows}
+    body |= {"rules": _PROOF_RULES, "comparator": _comparator(), "options": option_verdicts(proofs), "rows": rows}
     emit("eval", body, [option_table(rows)], as_json=asked.as_json)
     return 0
 

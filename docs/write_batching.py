@@ -27,6 +27,10 @@ def _interval(row: dict[str, Any], name: str) -> str:
     return f"{row[name]:+.3f} ({row[f'{name}_low']:+.3f} to {row[f'{name}_high']:+.3f})"
 
 
+def _works(said: bool | str) -> str:
+    return said if isinstance(said, str) else str(said).lower()
+
+
 def versus(run: dict[str, Any]) -> str:
     """One table for each comparator, and how far both dense sides are apart."""
     parts = []
@@ -77,12 +81,12 @@ def curve(run: dict[str, Any]) -> str:
 
 def options(run: dict[str, Any]) -> str:
     """The verdicts, then every row."""
-    verdicts = _table(("option", "works"), [(f"`{name}`", said) for name, said in run["options"].items()])
+    verdicts = _table(("option", "works"), [(f"`{name}`", _works(said)) for name, said in run["options"].items()])
     cells = [
         (
             f"`{row['option']}`",
             row["setting"],
-            {True: "true", False: "false"}.get(row["works"], row["works"]),
+            _works(row["works"]),
             _number(row["max_difference"]),
             _number(row["excess"]),
             *({True: "yes", False: "no", None: "-"}[row[key]] for key in ("ids_equal", "repeatable")),

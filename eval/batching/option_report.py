@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvtape.eval.batching.proofs import Proof
+from kvtape.eval.batching.proofs import Proof, Works, verdicts
 
-__all__ = ["option_rows"]
+__all__ = ["option_rows", "option_verdicts"]
 
 
 def option_rows(proofs: Sequence[Proof]) -> list[dict[str, Any]]:
@@ -17,7 +17,7 @@ def option_rows(proofs: Sequence[Proof]) -> list[dict[str, Any]]:
             "option": proof.case.option,
             "setting": proof.case.setting,
             "exact": proof.case.exact,
-            "works": {"true": True, "false": False}.get(proof.works, proof.works),
+            "works": _works(proof.works),
             "why": proof.why,
             "n": proof.n,
             "max_difference": _rounded(proof.max_difference),
@@ -28,6 +28,15 @@ def option_rows(proofs: Sequence[Proof]) -> list[dict[str, Any]]:
         }
         for proof in proofs
     ]
+
+
+def option_verdicts(proofs: Sequence[Proof]) -> dict[str, bool | str]:
+    """Of each option, `works` as in the rows."""
+    return {option: _works(works) for option, works in verdicts(proofs).items()}
+
+
+def _works(works: Works) -> bool | str:
+    return works if works == "error" else works == "true"
 
 
 def _rounded(value: float | None) -> float | None:

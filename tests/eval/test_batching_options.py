@@ -11,7 +11,7 @@ from kvtape.backends.batching.isolated import IsolatedPipeline, OpenPipeline
 from kvtape.backends.batching.pipeline import BatchingPipeline
 from kvtape.backends.errors import UsageError
 from kvtape.eval.batching.cases import Case, option_cases
-from kvtape.eval.batching.option_report import option_rows
+from kvtape.eval.batching.option_report import option_rows, option_verdicts
 from kvtape.eval.batching.prompts import prompts_from_seeds
 from kvtape.eval.batching.proofs import (
     LIMIT_DIFFERENCE,
@@ -129,6 +129,13 @@ def test_an_option_works_only_if_all_of_it_does() -> None:
             *rows("exact", (True, "error")),
         ]
     ) == {"all": "true", "one": "false", "none": "error", "wrong": "false", "exact": "error"}
+    assert option_verdicts(
+        [*rows("yes", (True, "true")), *rows("no", (True, "false")), *rows("bad", (True, "error"))]
+    ) == {
+        "yes": True,
+        "no": False,
+        "bad": "error",
+    }
 
 
 def test_there_is_a_row_for_every_option_with_and_without_loss() -> None:
