@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvtape.cli.args import AnyModelPath, AsJson, Chunk, Threads
+from kvtape.cli.precision import Flash, KvType, Uncertified
 
 __all__ = ["evaluate"]
 
@@ -72,6 +73,9 @@ def evaluate(
             "--n-ctx", metavar="N", min=2, help="Context. Default: what is needed; nll: 256.", show_default=False
         ),
     ] = None,
+    kv_type: KvType = None,
+    flash: Flash = None,
+    uncertified: Uncertified = False,
     threads: Threads = 1,
     chunk: Chunk = 512,
     choose_layers: Annotated[
@@ -170,6 +174,9 @@ def evaluate(
             format_name=format_name,
             where=tuple(needle_at or []),
             n_ctx=n_ctx,
+            kv_type=kv_type,
+            flash=flash,
+            uncertified=uncertified,
             threads=threads,
             chunk=chunk,
             log=log,

@@ -14,6 +14,7 @@ from kvtape.backends.protocol import SessionConfig
 from kvtape.backends.registry import open_engine
 from kvtape.cli.models import demo_model
 from kvtape.cli.output import note, report_digest
+from kvtape.cli.precision import as_asked, with_precision
 from kvtape.cli.recording import recording, require_new, run_row
 from kvtape.eval.targets import NullSink, Target, World
 from kvtape.replay.targets import parse_target
@@ -49,6 +50,9 @@ class Asked:
     new_tokens: int | None = None
     continued: str = "text"
     prove_options: bool = False
+    kv_type: str | None = None
+    flash: str | None = None
+    uncertified: bool = False
 
     def config(self, **of_task: Any) -> dict[str, Any]:
         """What the run's digest is over: the options that every task has, and `of_task`."""
@@ -57,6 +61,7 @@ class Asked:
             "backends": list(self.backends),
             "threads": self.threads,
             "chunk": self.chunk,
+            **as_asked(self.kv_type, self.flash, uncertified=self.uncertified),
             **of_task,
         }
 
@@ -114,6 +119,7 @@ def opened_targets(asked: Asked) -> Iterator[list[Target]]:
             config = SessionConfig(
                 chunk=asked.chunk, threads=target.threads or asked.threads, options=dict(target.options)
             )
+            config = with_precision(config, asked.kv_type, asked.flash, uncertified=asked.uncertified)
             targets.append(Target(spec, engine, config, target.way))
         yield targets
 
