@@ -38,9 +38,12 @@ LogPath = Annotated[
 ]
 ModelPath = Annotated[
     Path | None,
-    typer.Option("--model", metavar="M.gguf", help="The model; default: the demo model when it is the log's."),
+    typer.Option("--model", metavar="M.gguf|DIR", help="The model; default: the demo model when it is the log's."),
 ]
-AnyModelPath = Annotated[Path | None, typer.Option("--model", metavar="M.gguf", help="Default: the demo model.")]
+AnyModelPath = Annotated[
+    Path | None,
+    typer.Option("--model", metavar="M.gguf|DIR", help="A GGUF or OpenVINO folder; default: the demo model."),
+]
 SessionId = Annotated[str | None, typer.Option("--session", metavar="S", help="Only this session.", show_default=False)]
 NewLog = Annotated[Path, typer.Option("--out", metavar="NEW", help="The new log; must not exist.", show_default=False)]
 Threads = Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")]
