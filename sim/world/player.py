@@ -144,6 +144,9 @@ class Player:
         elif step.kind == "suffix":
             self._suffix(session, step, tape, so_far)
             done.prompted_ns = self._time.now_ns()
+        elif step.kind == "compute":
+            _ = session.logits
+            done.prompted_ns = self._time.now_ns()
         elif step.kind == "generate":
             self._generate(session, step, done)
         elif step.kind == "snapshot":

@@ -62,6 +62,7 @@ class _Call:
     """A call that is being read: its first event, where the tape ended, and which events brought its tokens.
 
     `waiting`: the calls right before it whose prompts wait, in order; what they offered comes with this one's tokens.
+    `computed`: they were computed for another reason than a decode.
     """
 
     event: Event
@@ -69,6 +70,7 @@ class _Call:
     first: int | None = None
     brought: list[int] = field(default_factory=list)
     waiting: list[_Call] = field(default_factory=list)
+    computed: bool = False
 
 
 @dataclass(slots=True)
@@ -175,6 +177,7 @@ class _Reader:
         if self._call is not None:
             self._call.first = start if self._call.first is None else self._call.first
             self._call.brought.append(event.seq)
+            self._call.computed = waits(self._call.event) and event.deferred_prefill_tokens is None
 
     def _imported(self, event: Event) -> None:
         """A source that tells of requests alone: the prompt is the tape, the answer goes behind it."""
@@ -247,6 +250,8 @@ class _Reader:
                 self._skipped += 1
             else:
                 self._add(step)
+        if call.computed:  # by what comes next, which may leave no event of its own: a look at the logits, say
+            self._add(Step("compute"))
 
     def _lay(self, call: _Call, start: int, stop: int | None, rows: Sequence[BlockRow]) -> None:
         """The segments of one call, which ends at `stop` where others joined it."""

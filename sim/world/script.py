@@ -17,7 +17,9 @@ from kvtape.sim.quality.attention import AttentionMap
 
 __all__ = ["Script", "Step", "StepKind", "Stretch", "Turn", "begin_alike"]
 
-StepKind = Literal["prefix", "suffix", "generate", "snapshot", "restore", "evict", "admit", "compact", "policy", "plan"]
+StepKind = Literal[
+    "prefix", "suffix", "compute", "generate", "snapshot", "restore", "evict", "admit", "compact", "policy", "plan"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Step:
 
     prefix     `stretches` are the whole prompt; `logits`: whether its last token had to be computed
     suffix     `stretches` go behind a tape of `at` tokens
+    compute    what waits was computed before anything was generated
     generate   `n` were asked for, `tokens` came
     snapshot, restore   `n` is the snapshot's number
     evict      tape positions `[at, at + n)`; admit   block `n`, `in_place` or not

@@ -76,9 +76,11 @@ def carry_out(session: Session, call: tuple[Any, ...], number: int) -> None:
         session.plan_now(args[0])
 
 
-@settings(max_examples=25, deadline=None)
-@given(policy=st.sampled_from(POLICIES), calls=st.lists(CALLS, min_size=1, max_size=10))
-def test_the_recorded_policy_gives_the_recorded_residency(policy: str, calls: list[tuple[Any, ...]]) -> None:
+@settings(max_examples=40, deadline=None)
+@given(policy=st.sampled_from(POLICIES), calls=st.lists(CALLS, min_size=1, max_size=10), defer=st.booleans())
+def test_the_recorded_policy_gives_the_recorded_residency(
+    policy: str, calls: list[tuple[Any, ...]], defer: bool
+) -> None:
     def play(session: Session) -> None:
         session.ensure_prefix([i % 50 for i in range(40)])
         for number, call in enumerate(calls):
@@ -89,7 +91,7 @@ def test_the_recorded_policy_gives_the_recorded_residency(policy: str, calls: li
                 if len(session.tape) != before:
                     return  # what was taken back half way leaves a tape that no call of a caller made
 
-    recorded = recorded_toy(play, policy)
+    recorded = recorded_toy(play, policy, defer=defer)
     sink = ListSink()
     found = simulate(read_scripts(MemoryLog([recorded])), Settings(), flat_costs(), sinks=[sink])
     if not found.figures["skipped"]:
@@ -117,6 +119,40 @@ def test_snapshots_and_restores_are_part_of_the_workload() -> None:
     assert first_difference(recorded.events, sink.events) is None
     assert [e.snapshot_id for e in sink.events if e.op == Op.RESTORE] == [0]
     assert [len(t.steps) for t in scripts[0].turns] == [3, 3, 2, 2]
+
+
+def test_calls_that_wait_are_read_with_what_they_offered() -> None:
+    def play(session: Session) -> None:
+        session.ensure_prefix([PromptSegment(kind="system", tokens=(1, 2, 3)), PromptSegment(kind="user", tokens=(4,))])
+        session.prefill_suffix([5, 6], kind="tool")
+        session.decode(2, stop_tokens=frozenset())
+        session.ensure_prefix([1, 2, 9])  # replaced before anything is generated: nobody knows what it was
+        session.ensure_prefix([1, 2, 7, 8])
+        session.decode(1, stop_tokens=frozenset())
+
+    recorded = recorded_toy(play, defer=True)
+    (script,) = read_scripts(MemoryLog([recorded]))
+    assert script.defer_prefill
+    assert script.skipped == 1
+    steps = [[(s.kind, [(x.kind, x.tokens) for x in s.stretches]) for s in t.steps] for t in script.turns]
+    assert steps[0][:2] == [
+        ("prefix", [("system", (1, 2, 3)), ("user", (4,))]),
+        ("suffix", [("tool", (5, 6))]),
+    ]
+    assert [kind for kind, _ in steps[0]] == ["prefix", "suffix", "generate"]
+    assert steps[1][0][1][-1][1][-2:] == (7, 8)
+
+
+def test_the_first_token_of_a_prompt_that_waits_comes_after_its_prefill() -> None:
+    def play(session: Session) -> None:
+        session.ensure_prefix([i % 50 for i in range(20)])
+        session.decode(5, stop_tokens=frozenset())
+
+    times = []
+    for defer in (False, True):
+        world = simulate(read_scripts(MemoryLog([recorded_toy(play, defer=defer)])), Settings(), flat_costs(prefill=10))
+        times.append([(t.prompted_ns, t.ended_ns) for t in world.turns])
+    assert times[0] == times[1]
 
 
 def test_another_policy_leaves_out_what_the_caller_asked_by_name_and_counts_it() -> None:

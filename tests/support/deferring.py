@@ -82,7 +82,7 @@ class Pair:
             if self.over:
                 return
             # What an eager session evicted for a prompt that is replaced before a decode, it evicted for nothing.
-            if name == "prefix" and self.lazy.session.pending_tokens:
+            if name in ("prefix", "restore") and self.lazy.session.pending_tokens:
                 self.both("logits", a, b)
             if not self.over:
                 self.both(name, a, b)

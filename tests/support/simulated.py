@@ -80,6 +80,7 @@ def recorded_toy(
     scores: bool = False,
     dense_every: int | None = None,
     evict_by: str = "native",
+    defer: bool = False,
 ) -> ListSink:
     """What `play` leaves behind on a toy. `dense_every`: dense attention beside it, so many queries at a time."""
     sink = ListSink()
@@ -97,6 +98,7 @@ def recorded_toy(
         session_id=session_id,
         evict_by=evict_by,
         shadow=shadow,
+        defer_prefill=defer,
     )
     with session:
         play(session)
