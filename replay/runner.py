@@ -11,6 +11,7 @@ from kvtape.backends.protocol import Backend, Engine, Logits
 from kvtape.backends.reference.model.weights import Weights
 from kvtape.planner.events import Event, Op
 from kvtape.planner.layout import Layout, normalise
+from kvtape.planner.opening import opening_of
 from kvtape.planner.residency import RESIDENCY_OPS, ResidencyState
 from kvtape.planner.residency_state import UNBOUNDED
 from kvtape.replay.checkpoints import Checkpoint, plan_checkpoints
@@ -33,7 +34,8 @@ class SessionRun:
     """What one session on one backend showed.
 
     `layouts`: the backend's books after each residency-changing event, where they are a layout; `logits` float32
-    `[n_vocab]` at each checkpoint that was reached. `remove_tail`: whether truncations were carried out without a
+    `[n_vocab]` at each checkpoint that was reached. `witness_unclear`: rows whose key rounding left between two tokens.
+    `remove_tail`: whether truncations were carried out without a
     rebuild.
     """
 
@@ -45,6 +47,7 @@ class SessionRun:
     witness_positions: int = 0
     witness_rows: int = 0
     witness_identities: int = 0
+    witness_unclear: int = 0
     not_executed: int = 0
     layouts: dict[int, Layout] = field(default_factory=dict)
     logits: dict[Checkpoint, Logits] = field(default_factory=dict)
@@ -59,7 +62,8 @@ def run_session(
     Raises UnsupportedOperation when the backend has no such operation on this way; everything else that a backend
     does wrong is the run's divergence.
     """
-    backend = engine.open(target.session_config(story.row, *story.peaks()))
+    precision = opening_of(story.events).precision
+    backend = engine.open(target.session_config(story.row, *story.peaks(), precision=precision))
     try:
         return _Run(story, target, backend, weights).play(progress)
     finally:
@@ -137,6 +141,7 @@ class _Run:
         result = self._result
         result.witness_rows += verdict.rows
         result.witness_identities += verdict.identified
+        result.witness_unclear += verdict.unclear
         if event.op in RESIDENCY_OPS:
             result.witness_positions += verdict.positions_agree
             # Also where something was found: what two backends hold is compared whatever each was told to hold.
