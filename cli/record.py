@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvtape.cli.args import AnyModelPath, AsJson, Chunk, Threads
+from kvtape.cli.deferral import DeferPrefill
 from kvtape.cli.isolation import Deadline, Isolate
 from kvtape.cli.precision import Flash, KvType, Uncertified
 
@@ -71,6 +72,7 @@ def record(
     kv_type: KvType = None,
     flash: Flash = None,
     uncertified: Uncertified = False,
+    defer_prefill: DeferPrefill = "off",
     isolate: Isolate = False,
     deadline: Deadline = None,
     as_json: AsJson = False,
@@ -90,6 +92,7 @@ def record(
     from kvtape.backends.protocol import SessionConfig
     from kvtape.backends.registry import check_fits
     from kvtape.backends.shadow import DEFAULT_EVERY
+    from kvtape.cli.deferral import check_choice
     from kvtape.cli.isolation import engine_opener
     from kvtape.cli.models import demo_model, trained_context
     from kvtape.cli.precision import as_asked, with_precision
@@ -103,6 +106,7 @@ def record(
         raise UsageError("give one of --text and --chat")
     if score_every is not None and not score_all:
         raise UsageError("--score-every says how finely --score-all measures; give both")
+    check_choice(defer_prefill)
     open_engine = engine_opener(isolate=isolate, deadline=deadline)
     spec = parse_policy(policy)
     target = parse_target(backend)
@@ -141,6 +145,8 @@ def record(
             way=target.way,
             content=content,
             score_every=every,
+            defer_prefill=defer_prefill,
+            chat=chat is not None,
             as_json=as_json,
         )
     finally:
@@ -158,11 +164,14 @@ def _run(
     way: str,
     content: bool,
     score_every: int | None,
+    defer_prefill: str,
+    chat: bool,
     as_json: bool,
 ) -> int:
     from kvtape.backends.clock import MonotonicClock, StoppableClock
     from kvtape.backends.errors import Cancelled
     from kvtape.backends.session import Session
+    from kvtape.cli.deferral import defers
     from kvtape.cli.errors import INTERRUPTED
     from kvtape.cli.output import note
     from kvtape.cli.progress import WatchedSink, progress
@@ -170,6 +179,7 @@ def _run(
 
     clock = StoppableClock(MonotonicClock())
     kv = _open(engine, config, policy, script, way)
+    deferring = defers(defer_prefill, kv, chat=chat)
     shadow = None if score_every is None else _shadow(engine, kv, config, clock, script, score_every)
     asked = asked | {
         "policy": policy.canonical,
@@ -181,6 +191,7 @@ def _run(
         "decode": script.decode_tokens,
         "model": engine.facts.fingerprint,
     }
+    asked |= {"defer_prefill": True} if deferring else {}
     run = live_run(asked, engine, clock, log=log, prompt=script.prompt)
     said: list[int] = []
     begun = interrupted = False
@@ -197,6 +208,7 @@ def _run(
                 content=content,
                 evict_by=way,
                 shadow=shadow,
+                defer_prefill=deferring,
             ) as session:
                 begun = True
                 try:
@@ -222,11 +234,11 @@ def _run(
 def _open(engine: Engine, config: SessionConfig, policy: PolicySpec, script: Script, way: str) -> Backend:
     """The native context, once it is certain that policy and prompt fit it."""
     from kvtape.backends.errors import ContextOverflow
-    from kvtape.backends.feasible import check_policy
+    from kvtape.backends.feasible import check_policy, check_precision
 
     kv = engine.open(config)
     try:
-        check_policy(policy, kv, evict_by=way)
+        check_policy(policy, kv, evict_by=way, precision=check_precision(kv))
         if not policy.evicts and script.n_tokens > kv.n_ctx:
             raise ContextOverflow(
                 script.n_tokens, kv.n_ctx, "policy none never evicts; raise --n-ctx or choose a stream policy"
@@ -269,6 +281,12 @@ def _report(log: Path, said: str, *, as_json: bool) -> None:
             "evicted_tokens": sum(e.n_tokens or 0 for e in events if e.op == "evict"),
             "said": said,
         }
+        folded = [e for e in events if e.deferred_prefill_tokens]
+        if folded:
+            body |= {
+                "deferred_prefill_calls": sum(e.deferred_prefill_calls or 0 for e in folded),
+                "deferred_prefill_tokens": sum(e.deferred_prefill_tokens or 0 for e in folded),
+            }
         scored = [e for e in events if e.op == "score" and e.reason == DENSE]
         if scored:
             body |= {"dense_pieces": len(scored)}
