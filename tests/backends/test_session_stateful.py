@@ -75,8 +75,9 @@ class SessionMachine(RuleBasedStateMachine):
         n_ctx=st.sampled_from([32, 48]),
         off=st.one_of(st.just(()), st.lists(st.sampled_from(SWITCHES), max_size=3).map(tuple)),
         recompute=st.booleans(),
+        defer=st.booleans(),
     )
-    def open(self, policy: str, cold: int, n_ctx: int, off: tuple[str, ...], recompute: bool) -> None:
+    def open(self, policy: str, cold: int, n_ctx: int, off: tuple[str, ...], recompute: bool, defer: bool) -> None:
         caps = dataclasses.replace(TOY_CAPABILITIES, attention_scores=True)
         caps = dataclasses.replace(caps, **dict.fromkeys(off, False))
         self.backend = toy_backend(n_ctx, caps, cold, chunk=8, n_ctx_train=200)
@@ -92,6 +93,7 @@ class SessionMachine(RuleBasedStateMachine):
             run_id="r",
             session_id="s",
             evict_by="recompute" if recompute and caps.recompute_range else "native",
+            defer_prefill=defer,
         )
         self.tapes: dict[int, tuple[int, ...]] = {}
         self.folded = ResidencyState()
@@ -120,6 +122,10 @@ class SessionMachine(RuleBasedStateMachine):
             assert self.sink.events[-1].op is Op.REFUSE
             return False
         return True
+
+    def settle(self) -> bool:
+        """With nothing that waits: what follows can be compared with what is resident before it."""
+        return self.attempt(lambda: self.session.logits) and not self.over
 
     @precondition(lambda self: not self.over)
     @rule(tokens=TOKENS, keep=st.integers(0, 60), logits=st.booleans(), cancel_after=st.none() | st.integers(0, 4))
@@ -158,6 +164,8 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(tokens=st.lists(st.integers(0, 5), min_size=1, max_size=6))
     def score(self, tokens: list[int]) -> None:
         """A probe leaves neither rows nor a longer tape, and is about what is resident."""
+        if not self.settle():
+            return
         rows, tape, logits = self.memory(), self.session.tape, self.session.logits
         found: list[AttentionMass] = []
         if self.attempt(lambda: found.append(self.session.score(tokens))):
@@ -178,6 +186,8 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(limit=st.none() | st.integers(1, 40))
     def plan_now(self, limit: int | None) -> None:
         """What a plan evicts goes, and nothing else does; the plan is the last one that the session explains."""
+        if not self.settle():
+            return
         resident, n_before = self.session.resident, len(self.sink.events)
         done = self.attempt(lambda: self.session.plan_now(limit))
         new = self.sink.events[n_before:]
@@ -296,6 +306,12 @@ class SessionMachine(RuleBasedStateMachine):
             last = self.sink.events[-1].op
             assert last is (Op.CLOSE if self.cause is None else Op.FATAL)
             return
+        at = len(parts.tape)
+        for offer in parts.pending.offers:
+            assert offer.start == at
+            assert offer.tokens
+            at = offer.stop
+        assert len(self.session.tape) == at
         assert self.backend.books() == state.layout
         assert [r.token for r in sorted(self.backend.rows, key=lambda r: r.tape)] == parts.tokens_of(state.resident)
         seen = self.backend.witness()
