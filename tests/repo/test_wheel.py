@@ -12,7 +12,7 @@ import pytest
 
 from support.repository import ROOMS, ROOT, tracked_files
 
-SHIPPED = (".py", "py.typed", ".txt")
+SHIPPED = (".py", "py.typed", ".json", ".txt")
 
 
 @pytest.fixture(scope="module")
