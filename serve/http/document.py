@@ -66,8 +66,18 @@ def openapi(model_name: str, version: str, *, keys: bool) -> dict[str, Any]:
 def _generation(name: str, body: type[BaseModel], answer: type[BaseModel], event: type[BaseModel]) -> dict[str, Any]:
     content = {
         "application/json": {"schema": _ref(answer)},
+        # Of one event, as OpenAPI has it since 3.2 (`data` is the text behind `data: `).
         "text/event-stream": {
-            "schema": {"type": "string", "description": f"`data: ` and a {event.__name__} each, then `data: [DONE]`"}
+            "schema": {
+                "type": "object",
+                "properties": {
+                    "data": {
+                        "type": "string",
+                        "description": f"a {event.__name__} as JSON, at the end `[DONE]`; an ErrorBody when it failed",
+                    }
+                },
+                "required": ["data"],
+            }
         },
     }
     return {
