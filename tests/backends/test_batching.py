@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ from support.tiny_gguf import write_tiny
 EVICTION = Eviction(most=4 * BLOCK)
 
 
+@pytest.fixture(scope="module")
+def dense() -> Iterator[BatchingPipeline]:
+    with pipeline() as native:
+        yield native
+
+
 def test_dense_it_says_what_our_own_session_says_of_the_same_tokens() -> None:
     with pipeline(chunk=128) as native:
         made = native.generate(PROMPT, 12)
@@ -66,13 +73,12 @@ def test_a_native_eviction_is_seen_block_by_block_and_changes_what_is_said_from_
     assert np.abs(np.subtract(made.log_probs[since:], dense[since:])).max() > 0.05
 
 
-def test_a_text_is_forced_and_its_log_probabilities_stay_those_of_the_whole_vocabulary() -> None:
+def test_a_text_is_forced_and_its_log_probabilities_stay_those_of_the_whole_vocabulary(dense: BatchingPipeline) -> None:
     text = 'the cache\n"holds" \\ the keys and the values'
-    with pipeline() as native:
-        made = native.generate(PROMPT, 20, text=text)
-        said = native.decode(made.tokens)
-        with pytest.raises(InputRejected, match="is over before 20 tokens"):
-            native.generate(PROMPT, 20, text="ab")
+    made = dense.generate(PROMPT, 20, text=text)
+    said = dense.decode(made.tokens)
+    with pytest.raises(InputRejected, match="is over before 20 tokens"):
+        dense.generate(PROMPT, 20, text="ab")
     assert text.startswith(said)
     assert len(said) >= 10
     assert made.log_probs == pytest.approx(own_log_probs(PROMPT, made.tokens), abs=1e-4)
@@ -98,9 +104,11 @@ def test_a_cache_that_is_too_small_is_an_error_with_both_numbers(blocks: int, n:
         (PROMPT * 7, 4, ContextOverflow, f"2104 tokens do not fit a context of {N_CTX}"),
     ],
 )
-def test_what_it_would_take_in_silence_is_refused(prompt: tuple[int, ...], n: int, error: type, says: str) -> None:
-    with pipeline(100) as native, pytest.raises(error, match=says):
-        native.generate(prompt, n)
+def test_what_it_would_take_in_silence_is_refused(
+    dense: BatchingPipeline, prompt: tuple[int, ...], n: int, error: type, says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        dense.generate(prompt, n)
 
 
 def test_a_failure_inside_is_typed_and_the_next_request_runs_on_a_pipeline_made_anew(
