@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["ROUNDING"]
+__all__ = ["PACKED_TYPES", "ROUNDING"]
 
 ROUNDING: Final = {
     "bf16": 0.004,
@@ -23,3 +23,6 @@ ROUNDING: Final = {
 Measured on rows of one 64-wide head, the least there is to average over, and raised by a tenth or two: q8_0 0.007, q5_1
 0.048, q5_0 0.056, q4_1 0.093, q4_0 0.111, iq4_nl 0.097. A step of b bits over +-2.5 sigma gives the same: q8_0 0.006.
 """
+
+PACKED_TYPES: Final = frozenset(ROUNDING) - {"bf16", "f16", "f32", "f64"}
+"""Those that keep blocks of numbers with a common scale."""

@@ -58,7 +58,8 @@ class Tolerances:
 
     def identity_after(self, moves: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """`identity` of rows that were moved so many times. Roundings are independent: they add up as squares do."""
-        return self.identity + self.rounding * np.sqrt(1.0 + moves)
+        spread: npt.NDArray[np.float64] = np.sqrt(1.0 + moves)
+        return self.identity + self.rounding * spread
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,12 @@ _TOKEN_BLOCK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Identified:
-    """Per row: the nearest of the session's tokens int64 `[n]`, the relative distance to the claimed one `[n]`."""
+    """Per row: the nearest of the session's tokens int64 `[n]`, the relative distances to the claimed one and to the
+    nearest other one float64 `[n]`, infinite where there is none."""
 
     nearest: Ints
     distance: npt.NDArray[np.float64]
+    other: npt.NDArray[np.float64]
 
 
 class KeyTable:
@@ -49,8 +51,12 @@ class KeyTable:
         distances[~np.isfinite(distances)] = np.inf
         own = np.searchsorted(self._tokens, claimed)
         # Taken from the difference itself: the expanded square cancels to 1e-7, too coarse for exact models.
-        apart = np.linalg.norm(keys - self._keys[own], axis=1) / np.linalg.norm(self._keys[own], axis=1)
-        return Identified(self._tokens[distances.argmin(axis=1)], np.where(np.isfinite(apart), apart, np.inf))
+        length = np.linalg.norm(self._keys[own], axis=1)
+        apart = np.linalg.norm(keys - self._keys[own], axis=1) / length
+        nearest = self._tokens[distances.argmin(axis=1)]
+        distances[np.arange(len(own)), own] = np.inf
+        other = np.sqrt(np.maximum(distances.min(axis=1), 0.0)) / length
+        return Identified(nearest, np.where(np.isfinite(apart), apart, np.inf), other)
 
 
 def unrotated(rotary: Rotary, rows: npt.NDArray[Any], positions: Ints, n_heads: int) -> npt.NDArray[np.float64]:

@@ -7,6 +7,7 @@ the lineage which computation of which token it must be.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,20 +20,25 @@ from kvtape.replay.identity import KeyTable
 from kvtape.replay.ledger import LedgerRows, RowFault, RowLedger
 from kvtape.replay.lineage import LineageBuilder, Rows
 
-__all__ = ["Judge", "Verdict"]
+__all__ = ["MARGIN", "Judge", "Verdict"]
 
 Ints = npt.NDArray[np.int64]
+
+MARGIN: Final = 1.5
+"""How many times nearer to one token's key than to any other's a key must be to say which token it is. Rounding has no
+direction: it does not lead a row of a hundred components so far into the one that points at another key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What one look found. `positions_agree`: the stored positions are exactly those expected; `rows` looked at,
-    `identified` of them by their layer-0 key."""
+    `identified` of them by their layer-0 key, `unclear` those whose key rounding left between two tokens."""
 
     findings: tuple[Finding, ...]
     positions_agree: bool
     rows: int
     identified: int
+    unclear: int = 0
 
 
 class Judge:
@@ -61,26 +67,31 @@ class Judge:
             return Verdict(tuple(found), not positions, len(rows.slots), 0)
         order = np.argsort(witness.cache_positions, kind="stable")
         stored = LedgerRows(rows.slots, rows.cache, _ordered(witness.rows, order))
-        identity, identified = self._identify(rows, stored.rows)
+        faults = self._ledger.see(stored, expected.reachable())
+        identity, identified, unclear = self._identify(rows, stored.rows)
         found += identity
-        found += [_row_finding(fault, rows) for fault in self._ledger.see(stored, expected.reachable())]
+        found += [_row_finding(fault, rows) for fault in faults]
         found += _mirror(witness, order, rows)
-        return Verdict(tuple(found), True, len(rows.slots), identified)
+        return Verdict(tuple(found), True, len(rows.slots), identified, unclear)
 
-    def _identify(self, rows: Rows, stored: KvRows) -> tuple[list[Finding], int]:
+    def _identify(self, rows: Rows, stored: KvRows) -> tuple[list[Finding], int, int]:
+        """Findings, and how many rows are known and how many unclear; the ledger has seen these rows."""
         if self._table is None or not len(rows.slots):
-            return [], 0
+            return [], 0, 0
         seen = self._table.identify(stored.keys[0], rows.cache, rows.tokens)
-        right = (seen.nearest == rows.tokens) & (seen.distance <= self._tolerances.identity)
-        if right.all():
-            return [], len(right)
-        i = int(np.flatnonzero(~right)[0])
+        tolerance = self._tolerances.identity_after(self._ledger.moves)
+        wrong = ~(seen.distance <= tolerance) | (seen.distance > MARGIN * seen.other)
+        known = ~wrong & (seen.other > MARGIN * seen.distance)
+        n_known, n_unclear = int(known.sum()), int((~wrong & ~known).sum())
+        if not wrong.any():
+            return [], n_known, n_unclear
+        i = int(np.flatnonzero(wrong)[0])
         what = (
-            f"witness: {int((~right).sum())} rows do not hold their token; the first, at tape {rows.tape[i]}, cache "
+            f"witness: {int(wrong.sum())} rows do not hold their token; the first, at tape {rows.tape[i]}, cache "
             f"{rows.cache[i]}, is {seen.distance[i]:.3g} away from token {rows.tokens[i]} there (tolerance "
-            f"{self._tolerances.identity:g}); the nearest of the session's tokens is {seen.nearest[i]}"
+            f"{tolerance[i]:.3g}); the nearest of the session's tokens is {seen.nearest[i]}"
         )
-        return [Finding(what, as_pairs(rows.tape), as_pairs(rows.tape[right]))], int(right.sum())
+        return [Finding(what, as_pairs(rows.tape), as_pairs(rows.tape[~wrong]))], n_known, n_unclear
 
 
 def _books(expected: Layout, books: Layout) -> list[Finding]:

@@ -8,7 +8,7 @@ right in layer 0 and wrong in layer k, has right keys and wrong values, or turns
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,16 +25,21 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class LedgerRows:
-    """Rows of distinct slots: `slots`, `positions` int64 `[n]`, and per layer `[n, width]` keys and values."""
+    """Rows of distinct slots: `slots`, `positions` int64 `[n]`, and per layer `[n, width]` keys and values.
+
+    `moves` int64 `[n]`: how often each was seen to have moved; None where nothing was seen before.
+    """
 
     slots: Ints
     positions: Ints
     rows: KvRows
+    moves: Ints | None = None
 
     def take(self, which: Ints) -> LedgerRows:
         keys = tuple(k[which] for k in self.rows.keys)
         values = tuple(v[which] for v in self.rows.values)
-        return LedgerRows(self.slots[which], self.positions[which], KvRows(keys, values))
+        moves = None if self.moves is None else self.moves[which]
+        return LedgerRows(self.slots[which], self.positions[which], KvRows(keys, values), moves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +71,21 @@ class RowLedger:
     def see(self, now: LedgerRows, reachable: Ints) -> list[RowFault]:
         """The faults of the rows that an engine holds now, by batch and layer; then remember these rows."""
         faults: list[RowFault] = []
+        moves = np.zeros(len(now.slots), np.int64)
         for batch in self._batches():
             _, before, after = np.intersect1d(batch.slots, now.slots, assume_unique=True, return_indices=True)
             if len(before):
                 faults += self._compare(batch, before, now, after)
-        self._remember(now, reachable)
+                earlier = 0 if batch.moves is None else batch.moves[before]
+                moves[after] = earlier + (batch.positions[before] != now.positions[after])
+        self._remember(replace(now, moves=moves), reachable)
         return faults
+
+    @property
+    def moves(self) -> Ints:
+        """Of each row seen last, in its order: how often it had moved since it was first seen."""
+        seen = self._current.moves if self._current is not None else None
+        return np.zeros(0, np.int64) if seen is None else seen
 
     def _batches(self) -> list[LedgerRows]:
         return ([self._current] if self._current else []) + self._away

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import Engine
 from kvtape.backends.reference.model.weights import Weights
 from kvtape.backends.registry import open_engine as registry_open
+from kvtape.backends.rounding import PACKED_TYPES
 from kvtape.capacity.fingerprint import fingerprint_difference, has_weights, of_folder
 from kvtape.capacity.model import read_model
 from kvtape.planner.events import Event
@@ -187,7 +188,7 @@ def _report(
         first_divergence=first,
         backends=tuple(_backend(d, n, model) for d, n in zip(done, numbers, strict=True)),
         sessions=tuple(_session(i, story, targets, numbers) for i, story in enumerate(stories)),
-        notes=tuple(_notes(stories, model)),
+        notes=(*_notes(stories, model), *_storage_notes(stories, done)),
         gate=gate,
     )
 
@@ -204,6 +205,7 @@ def _backend(done: _TargetRuns, numbers: Sequence[SessionNumbers], model: _Model
         witness_positions=sum(r.witness_positions for r in runs),
         witness_rows=sum(r.witness_rows for r in runs),
         witness_identities=sum(r.witness_identities for r in runs),
+        witness_unclear=sum(r.witness_unclear for r in runs),
         not_executed=sum(r.not_executed for r in runs),
         agreements=tuple(n.agreement for n in numbers),
         reference=None if model.weights is None else REFERENCE,
@@ -251,3 +253,19 @@ def _notes(stories: Sequence[Story], model: _Model) -> list[str]:
             "`residency_equal` says whether positions, rows and books agree"
         )
     return notes
+
+
+def _storage_notes(stories: Sequence[Story], done: Sequence[_TargetRuns]) -> Iterator[str]:
+    """What is to be known of coarse rows: that a backend stores others, that they do not tell tokens apart."""
+    recorded = sorted({f"{s.row.kv_type_k}/{s.row.kv_type_v}" for s in stories if s.row.kv_type_k is not None})
+    coarse = {kv_type for pair in recorded for kv_type in pair.split("/")} & (PACKED_TYPES | {"u8"})
+    for target in done:
+        kept = target.runs[0].kv_types
+        if coarse and recorded != [kept]:
+            yield f"{target.target.spec}: keeps keys/values as {kept}, recorded were {', '.join(recorded)}"
+        rows, unclear = (sum(getattr(r, f"witness_{what}") for r in target.runs) for what in ("rows", "unclear"))
+        if unclear:
+            yield (
+                f"{target.target.spec}: of {rows} rows read, {unclear} are stored as {kept} so coarsely that their key "
+                "lies between two tokens'; they are not counted as identified, so this is not `equal`"
+            )

@@ -51,6 +51,7 @@ class BackendReport:
     witness_positions: int
     witness_rows: int
     witness_identities: int
+    witness_unclear: int
     not_executed: int
     agreements: tuple[Agreement | None, ...]
     reference: str | None
@@ -90,13 +91,18 @@ class BackendReport:
             "witness_positions": self.witness_positions,
             "witness_rows": self.witness_rows,
             "witness_identities": self.witness_identities,
+            "witness_unclear": self.witness_unclear,
             "not_executed": self.not_executed,
             **_agreement(self.agreement),
             "worst_session_mean_kl": _number(max(a.mean_kl for a in known)) if known else None,
             "worst_session_top1": min((a.top1 for a in known), default=None),
             "reference": self.reference,
             "reference_reason": self.reference_reason,
-            "tolerances": {"identity": self.tolerances.identity, "moved_key": self.tolerances.moved_key},
+            "tolerances": {
+                "identity": self.tolerances.identity,
+                "moved_key": self.tolerances.moved_key,
+                "rounding": self.tolerances.rounding,
+            },
         }
 
 

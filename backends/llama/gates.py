@@ -11,8 +11,9 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from kvtape.backends.gates import Gates
-from kvtape.backends.llama.kv_types import NARROW, PACKED
+from kvtape.backends.llama.kv_types import NARROW
 from kvtape.backends.llama.native import NativeModel
+from kvtape.backends.rounding import PACKED_TYPES
 from kvtape.planner.capabilities import Capabilities
 
 __all__ = ["NO_SCORES", "KeyStore", "MemoryFacts", "MemoryKind", "gates_of", "memory_facts", "no_scores_reason"]
@@ -128,7 +129,7 @@ def _shift_reason(facts: MemoryFacts, keys: KeyStore, can_shift: bool) -> str | 
         return facts.rope_factor
     if keys.kv_type == "bf16":
         return "the engine cannot rotate bf16 keys; use kv_type_k f16 or f32"
-    if keys.kv_type in PACKED and (reason := _packed_reason(keys)) is not None:
+    if keys.kv_type in PACKED_TYPES and (reason := _packed_reason(keys)) is not None:
         return reason
     if facts.kind == "windowed" and not can_shift:
         return "the full and the windowed cache differ in size (option swa_full=yes makes them equal)"

@@ -13,11 +13,12 @@ import numpy.typing as npt
 
 from kvtape.backends.errors import StateRejected, UsageError
 from kvtape.backends.protocol import SessionConfig
+from kvtape.backends.rounding import PACKED_TYPES
 from kvtape.capacity.geometry import LayerGroup, LayerKind
 from kvtape.capacity.model import ModelShape
 from kvtape.capacity.widths import BLOCK_ELEMENTS
 
-__all__ = ["GGML_TYPES", "NARROW", "PACKED", "check_kv_types", "numbers"]
+__all__ = ["GGML_TYPES", "NARROW", "check_kv_types", "numbers"]
 
 GGML_TYPES: Final = {
     "bf16": 30,
@@ -32,14 +33,11 @@ GGML_TYPES: Final = {
 }
 """Storage type -> number in ggml's enum."""
 
-PACKED: Final = frozenset(GGML_TYPES) - {"bf16", "f16", "f32"}
-"""Types of blocks of 32 numbers with a common scale."""
-
-NARROW: Final = PACKED - {"q8_0"}
-"""Those below 8 bits a number."""
+NARROW: Final = PACKED_TYPES - {"q8_0"}
+"""Packed types below 8 bits a number."""
 
 _F32, _F16, _BF16 = (GGML_TYPES[name] for name in ("f32", "f16", "bf16"))
-_PACKED_NUMBERS: Final = frozenset(GGML_TYPES[name] for name in PACKED)
+_PACKED_NUMBERS: Final = frozenset(GGML_TYPES[name] for name in PACKED_TYPES)
 
 
 def check_kv_types(config: SessionConfig, shape: ModelShape) -> None:
@@ -51,7 +49,7 @@ def check_kv_types(config: SessionConfig, shape: ModelShape) -> None:
     groups = [g for g in shape.geometry.groups if g.kind not in (LayerKind.RECURRENT, LayerKind.SHARED) and g.count]
     if not groups:
         return
-    if v in PACKED and config.flash_attention == "off":
+    if v in PACKED_TYPES and config.flash_attention == "off":
         raise UsageError(
             f"kv_type_v {v}: llama.cpp packs values only under flash attention; ask for flash attention on or auto, or "
             "for values as f16, bf16 or f32"
@@ -66,7 +64,7 @@ def check_kv_types(config: SessionConfig, shape: ModelShape) -> None:
 def _check_heads(name: str, kv_type: str, group: LayerGroup, elements: int) -> None:
     # A block that two heads shared would be read at half its bytes: garbage without an error, or an abort.
     head = elements // group.heads
-    if kv_type in PACKED and head % BLOCK_ELEMENTS:
+    if kv_type in PACKED_TYPES and head % BLOCK_ELEMENTS:
         raise UsageError(
             f"{name} {kv_type} packs {BLOCK_ELEMENTS} numbers of a head at a time, one of this model has {head}; ask "
             "for f16, bf16 or f32"

@@ -126,6 +126,7 @@ def test_every_session_is_held_to_the_gate_by_itself() -> None:
         witness_positions=2,
         witness_rows=20,
         witness_identities=20,
+        witness_unclear=0,
         not_executed=0,
         agreements=(right, wrong, None),
         reference="numpy",
