@@ -55,6 +55,7 @@ def _look(tape: Log, path: Path, seen: dict[str, _Seen]) -> tuple[int, int]:
     from kvtape.planner.events import Op
     from kvtape.replay.identities import check_identities
     from kvtape.replay.invariants import Broken, capability_findings, fatal_findings, plan_findings
+    from kvtape.replay.opt_ins import deferral_findings, precision_findings, speculation_findings
 
     def note(name: str, rows: int, run_id: str, found: Iterable[Broken]) -> None:
         seen[name].rows += rows
@@ -68,6 +69,9 @@ def _look(tape: Log, path: Path, seen: dict[str, _Seen]) -> tuple[int, int]:
         note("I1", sum(e.op is Op.FATAL for e in events), row.run_id, fatal_findings(events))
         note("I2", len(events) if row.capabilities else 0, row.run_id, capability_findings(row, events))
         note("I3", len(plans), row.run_id, plan_findings(events, plans))
+        note("I5", int(row.kv_type_k is not None), row.run_id, precision_findings(row, events))
+        note("I6", sum(e.op is Op.PROMPT for e in events), row.run_id, deferral_findings(events))
+        note("I7", sum(e.op is Op.DECODE for e in events), row.run_id, speculation_findings(events))
         n_events += len(events)
     for check in check_identities(lambda query: tape.sql(query)[1]):
         found = [Broken(session, seq, f"{check.name}: {what}") for _, session, seq, what in check.broken]
@@ -90,7 +94,7 @@ def _state(name: str, seen: _Seen, evidence: Evidence | None, stale: str | None,
     why: list[str] = []
     failed = bool(seen.findings)
     if name not in REQUIRED:
-        why.append("not part of this version")
+        why.append("no test is named that would prove it")
     elif evidence is None:
         why.append("no test run was given (--evidence)")
     elif stale is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvtape.cli.contract import contract_report
 from kvtape.replay import evidence
 from kvtape.replay.evidence import INVARIANTS, REQUIRED, Tally, read_evidence, sources_digest, write_evidence
 from kvtape.testing.evidence import EvidenceRecorder
@@ -49,8 +50,8 @@ def states(told: dict[str, Any]) -> dict[str, str]:
     return {name: told[name]["state"] for name in INVARIANTS}
 
 
-LATER = dict.fromkeys(("I5", "I6", "I7"), "unproven")
-PROVEN = dict.fromkeys(("I1", "I2", "I3", "I4"), "holds")
+LATER = dict.fromkeys(("I7",), "unproven")
+PROVEN = dict.fromkeys(("I1", "I2", "I3", "I4", "I5", "I6"), "holds")
 
 
 def test_without_a_log_and_a_test_run_nothing_is_proven() -> None:
@@ -85,6 +86,16 @@ def test_with_a_test_run_of_these_sources_it_holds_over_a_real_log_of_each_engin
         ("UPDATE plans SET evict = '[]'", "I3", "was evicted behind it"),
         ("UPDATE sessions SET capabilities = '{\"remove_middle\": false}'", "I2", "although remove_middle is false"),
         ("UPDATE events SET op = 'fatal' WHERE op = 'generate'", "I1", "behind the fatal of seq"),
+        ("UPDATE sessions SET kv_type_k = 'q8_0'", "I5", "opened with k=q8_0,v=f16,fa=off, which is no base precision"),
+        ("UPDATE sessions SET flash_attention = true", "I5", "fa=on, which is no base precision, and says neither"),
+        ("UPDATE events SET detail = '{\"deferred\":true}' WHERE op = 'prompt'", "I6", "did not ask for it"),
+        ("UPDATE events SET deferred_prefill_tokens = 3 WHERE op = 'prefill'", "I6", "3 deferred tokens on a prefill"),
+        (
+            "UPDATE events SET drafted_tokens = 2, accepted_tokens = 2, rejected_tokens = 0 WHERE op = 'decode'",
+            "I7",
+            "decode was speculated, although the session did not ask for it",
+        ),
+        ("UPDATE events SET rejected_tokens = 1 WHERE op = 'decode'", "I7", "drafted None is not accepted None"),
     ],
 )
 def test_a_forged_row_makes_its_invariant_fail_and_is_named(
@@ -106,6 +117,35 @@ def test_a_failed_test_makes_its_invariant_fail(tmp_path: Path) -> None:
     assert told["I3"]["evidence"]["tests"]["failures"] == ["tests/x/test_parity.py::test_it"]
     shown = kvtape("doctor", "--contract", "--evidence", tmp_path / "e.json")
     assert "tests/x/test_parity.py::test_it" in shown.out
+
+
+@pytest.mark.parametrize("invariant", REQUIRED)
+def test_every_invariant_fails_with_its_tests_and_is_unproven_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, invariant: str
+) -> None:
+    monkeypatch.setattr(evidence, "sources_digest", lambda: "these")
+
+    def state(path: Path) -> dict[str, str]:
+        return states(contract_report([], path)["invariants"])
+
+    others = {name: s for name, s in (PROVEN | LATER).items() if name != invariant}
+    path = test_run(tmp_path / "e.json", **{invariant: "failed"})
+    assert state(path) == others | {invariant: "fails"}
+    body = json.loads(path.read_text())
+    for tests in ([t for t in body["tests"] if t["invariant"] != invariant], []):
+        path.write_text(json.dumps(body | {"tests": tests}))
+        assert state(path)[invariant] == "unproven"
+    for name in REQUIRED[invariant]:
+        test_run(path)
+        body = json.loads(path.read_text())
+        left = [t for t in body["tests"] if t["invariant"] != invariant or f"/{name}::" not in t["id"]]
+        assert len(left) == len(body["tests"]) - 1
+        path.write_text(json.dumps(body | {"tests": left}))
+        assert state(path) == others | {invariant: "unproven"}
+
+
+def test_every_invariant_has_tests_that_it_cannot_do_without() -> None:
+    assert set(REQUIRED) | set(LATER) == set(INVARIANTS)
 
 
 @pytest.mark.parametrize("column", ["sources", "kvtape_version"])
