@@ -53,6 +53,8 @@ class _Probe:
         self._whole = [(_cut(nodes[node.get_friendly_name()]), _axis(node)) for node in caches]
         reads = [node for node in copy.get_ops() if node.get_type_name() == "ReadValue"]
         self._past = [(_cut(node), axes[node.get_attributes()["variable_id"]]) for node in reads]
+        self._parameters = _parameters(self._masks)
+        self._request: Any = None
 
     def check(self, n_new: int, n_past: int) -> None:
         """Each of `n_new` queries behind `n_past` rows sees those, itself and what was new before it."""
@@ -68,25 +70,27 @@ class _Probe:
                 )
 
     def _run(self, n_new: int, n_past: int) -> list[Array]:
-        parameters = _parameters(self._masks)
-        feed: dict[str, Array] = {
+        feed = {
             **{_key(p): _rows(p, axis, n_past + n_new) for p, axis in self._whole},
             **{_key(p): _rows(p, axis, n_past) for p, axis in self._past},
         }
         try:
-            part = ov.Model([op.result(mask) for mask in self._masks], parameters, "masks")
-            part.validate_nodes_and_infer_types()
-            with kept_signal_stack():
-                compiled = core().compile_model(part, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-            given = [feed[_key(p)] if _key(p) in feed else _of_text(p, n_new, n_past) for p in parameters]
-            request = compiled.create_infer_request()
-            request.infer(dict(enumerate(given)))
-            return [np.array(request.get_output_tensor(i).data) for i in range(len(self._masks))]
+            if self._request is None:
+                self._request = self._compiled()
+            given = [feed[_key(p)] if _key(p) in feed else _of_text(p, n_new, n_past) for p in self._parameters]
+            self._request.infer(dict(enumerate(given)))
+            return [np.array(self._request.get_output_tensor(i).data) for i in range(len(self._masks))]
         except (RuntimeError, KeyError) as err:
             raise UsageError(
                 f"{self._name}: the mask of its attention cannot be computed apart ({last_line(err)}), so it is "
                 "not known; not supported on OpenVINO, use a GGUF of it"
             ) from None
+
+    def _compiled(self) -> Any:
+        part = ov.Model([op.result(mask) for mask in self._masks], self._parameters, "masks")
+        part.validate_nodes_and_infer_types()
+        with kept_signal_stack():
+            return core().compile_model(part, "CPU", {"INFERENCE_PRECISION_HINT": "f32"}).create_infer_request()
 
 
 def _axis(concat: Any) -> int:
