@@ -123,7 +123,7 @@ def row(backend: str, keys: str, values: str) -> SessionRow:
         ("openvino", ("openvino", "f32", "f32"), ("f32", "f32"), {}),
         ("openvino:kv=auto", ("openvino", "u8", "u8"), ("u8", "u8"), {"kv": "auto"}),
         ("openvino:mirror=off", ("openvino", "f16", "f16"), ("f16", "f16"), {"kv": "asked", "mirror": "off"}),
-        ("openvino", ("llama", "q8_0", "f16"), ("q8_0", "f16"), {}),
+        ("openvino", ("llama", "q8_0", "f16"), ("f32", "f16"), {}),
         ("llama", ("openvino", "u8", "f32"), ("f16", "f32"), {}),
         ("reference", ("openvino", "u8", "u8"), ("f16", "f16"), {}),
         ("llama", ("reference", "f64", "f64"), ("f32", "f32"), {}),
