@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from kvtape.cli.args import AnyModelPath, AsJson, Chunk, Threads
+from kvtape.cli.precision import Flash, KvType, Uncertified
 
 __all__ = ["gate"]
 
@@ -49,6 +50,9 @@ def gate(
     ] = 0.05,
     threads: Threads = 1,
     chunk: Chunk = 512,
+    kv_type: KvType = None,
+    flash: Flash = None,
+    uncertified: Uncertified = False,
     log: Annotated[
         Path | None,
         typer.Option("--log", metavar="OUT", help="Record every session, and the rows, in a new log."),
@@ -85,6 +89,9 @@ def gate(
             effort=Effort(turns=turns, seed=seed, margin=margin),
             threads=threads,
             chunk=chunk,
+            kv_type=kv_type,
+            flash=flash,
+            uncertified=uncertified,
             log=log,
             content=content,
             out=out,

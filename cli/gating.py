@@ -18,6 +18,7 @@ from kvtape.backends.protocol import Engine, SessionConfig
 from kvtape.backends.registry import open_engine
 from kvtape.cli.models import demo_model
 from kvtape.cli.output import Section, emit, note
+from kvtape.cli.precision import as_asked, with_precision
 from kvtape.cli.progress import progress
 from kvtape.cli.prompts import read_chat
 from kvtape.cli.recording import recording, require_new, run_row
@@ -48,6 +49,9 @@ class Asked:
     effort: Effort
     threads: int
     chunk: int
+    kv_type: str | None
+    flash: str | None
+    uncertified: bool
     log: Path | None
     content: bool
     out: Path | None
@@ -76,7 +80,8 @@ def run_gate(asked: Asked) -> int:
     clock = MonotonicClock()
     rows: list[ProofRow] = []
     with closing(open_engine(target.engine, model, target.options)) as engine:
-        config = SessionConfig(chunk=asked.chunk, threads=target.threads or asked.threads, options=dict(target.options))
+        plain = SessionConfig(chunk=asked.chunk, threads=target.threads or asked.threads, options=dict(target.options))
+        config = with_precision(plain, asked.kv_type, asked.flash, uncertified=asked.uncertified)
         of_run = _config(asked, engine, config, asked_cells)
         with _world(asked, of_run, engine, clock) as (world, keep), progress("asking the gate") as shown:
             for number, cell in enumerate(asked_cells):
@@ -142,6 +147,7 @@ def _config(asked: Asked, engine: Engine, config: SessionConfig, cells: list[Cel
         "margin": asked.effort.margin,
         "threads": config.threads,
         "chunk": config.chunk,
+        **as_asked(asked.kv_type, asked.flash, uncertified=asked.uncertified),
         "model": engine.facts.fingerprint,
     }
 

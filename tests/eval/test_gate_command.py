@@ -101,6 +101,8 @@ def test_rows_go_where_they_are_sent_and_sessions_and_rows_into_a_log(model: Pat
         (("--backend", "gpu"), "gpu"),
         (("--turns", 0), "--turns"),
         (("--margin", 2), "--margin"),
+        (("--kv-type", "q9"), "q9"),
+        (("--kv-type", "bf16"), "k=bf16,v=bf16,fa=off is not certified"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(model: Path, own: Path, more: tuple[object, ...], said: str) -> None:
@@ -108,6 +110,12 @@ def test_what_cannot_be_asked_is_one_line(model: Path, own: Path, more: tuple[ob
     assert (ran.code, ran.out) == (2, "")
     assert said in ran.err
     assert not own.exists()
+
+
+def test_a_precision_that_is_a_knob_stands_in_the_row(model: Path, own: Path) -> None:
+    asked = ("--kv-type", "bf16", "--uncertified", "--workload", "steps", *QUICK, "--json")
+    (row,) = printed(gate(model, *asked))["rows"]
+    assert row["subject"] == "deferred-prefill@steps,threads=1,k=bf16,v=bf16,fa=off"
 
 
 def test_a_log_that_exists_is_not_touched(model: Path, own: Path, tmp_path: Path) -> None:
