@@ -15,6 +15,7 @@ from typing import Any
 from kvtape.backends.protocol import Backend, Engine, SessionConfig
 from kvtape.planner.capabilities import Capabilities
 from support.engines import load_engine
+from support.openvino_ir import tiny_ir
 from support.tiny_gguf import write_tiny
 from support.tiny_latent import write_tiny_latent
 
@@ -163,6 +164,7 @@ def _openvino() -> list[Row]:
     def asked(kv_type: str, **options: str) -> dict[str, Any]:
         return kv(kv_type) | on(kv="asked", **options)
 
+    directories = [{"directory": a, "weights": w} for a, w in (("llama", "f16"), ("qwen2", "f16"), ("qwen3", "q8_0"))]
     waived, both = {"uncertified": True}, on(kv="asked")
     u8_keys = {"kv_type_k": "u8", "kv_type_v": "f32"} | both | waived
     u8_values = {"kv_type_k": "bf16", "kv_type_v": "u8"} | both | waived
@@ -178,6 +180,8 @@ def _openvino() -> list[Row]:
         ("llama, u8 keys and f32 values", FULL, llama, u8_keys),
         ("llama, bf16 keys and u8 values", FULL, llama, u8_values),
         ("llama, u8 as asked, bf16 inference", FULL, llama, asked("u8", inference="bf16") | waived),
+        *((f"{ir['directory']}, {ir['weights']}, model directory", FULL, ir, {}) for ir in directories),
+        ("llama, f16, model directory, scores", SCORED, directories[0], scores),
         ("llama, no cold budget", NO_COLD, llama, {"cold_budget_tokens": 0}),
         ("llama, YaRN", NO_SHIFT, yarn, {}),
         ("llama, mirror off", NO_MIRROR, llama, off),
@@ -273,6 +277,8 @@ _folder = tempfile.TemporaryDirectory(prefix="kvtape-capabilities-")
 @functools.cache
 def _model(settings: tuple[tuple[str, Any], ...]) -> Path:
     model = dict(settings)
+    if "directory" in model:
+        return tiny_ir(model["directory"], model["weights"])
     path = Path(_folder.name) / ("-".join(f"{k}{v}" for k, v in settings) + "-tiny.gguf")
     if model.get("arch") == "latent":
         return write_tiny_latent(path, absorbed=model["absorbed"])
