@@ -13,7 +13,7 @@ from importlib import import_module
 from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import Backend, SessionConfig
 from kvtape.planner.capabilities import Capabilities
-from kvtape.testing import refusals, scenarios, scoring, sessions
+from kvtape.testing import drafting, refusals, scenarios, scoring, sessions
 from kvtape.testing.bench import Bench, Factory, KeyReference, NotApplicable, NotConforming
 from kvtape.testing.lacking import LACKING
 
@@ -75,6 +75,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("take_mass", scoring.take_mass, ("attention_scores",), _SCORES),
     Scenario("score_by_tape", scoring.score_by_tape, _REORDERED, _SCORES),
     Scenario("mass_by_tape", scoring.mass_by_tape, _REORDERED, _SCORES),
+    Scenario("verify", drafting.verify),
+    Scenario("verify_undone", drafting.verify_undone),
+    Scenario("verify_with_scores", drafting.refused_with_scores, ("attention_scores",), _SCORES),
     Scenario("bad_tokens", refusals.bad_tokens),
     Scenario("bad_positions", refusals.bad_positions),
     Scenario("bad_blocks", refusals.bad_blocks, ("cold_store", "remove_middle")),

@@ -35,6 +35,7 @@ from kvtape.backends.protocol import (
     SessionConfig,
     Witness,
 )
+from kvtape.backends.verifying import Keep, Verified, check_kept, check_one_call, no_verifying_reason
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.layout import Layout, Segment, normalise
 from kvtape.planner.ranges import RangeSet
@@ -83,6 +84,7 @@ class ToyBackend:
 
     name = "toy"
     engine_version = "1"
+    verify_margin = 0.0
 
     def __init__(
         self, config: SessionConfig, capabilities: Capabilities = TOY_CAPABILITIES, *, n_ctx_train: int = 1 << 20
@@ -138,6 +140,25 @@ class ToyBackend:
                 logits = self._compute([token], range(at, at + 1), self._next()).logits
                 out.append(token)
             return DecodeRun(tuple(out), logits, len(out), "n")
+
+    def verify_refusal(self) -> str | None:
+        """See `verifying.Verifier`."""
+        return no_verifying_reason(self.capabilities, self.refusal)
+
+    def verify(self, tokens: Sequence[int], tape_start: int, keep: Keep) -> Verified:
+        """See `verifying.Verifier`."""
+        with self._operation("verify"):
+            if (why := self.verify_refusal()) is not None:
+                raise UnsupportedOperation("verify", why)
+            tape = range(tape_start, tape_start + len(tokens))
+            self._check_new(tokens, tape)
+            check_one_call(len(tokens), self.config.chunk)
+            self._check_cancelled()
+            each = [self._compute([token], [tape[i]], self._next()).logits for i, token in enumerate(tokens)]
+            kept = check_kept(keep(np.stack(each)), len(tokens))
+            for row in [r for r in self._books if r.tape >= tape_start + kept and r.tape in tape]:
+                self._remove(row.cache, row.cache + 1)
+            return Verified.of(kept, np.stack(each), 1)
 
     def refill(self, tokens: Sequence[int], start: int, cache_start: int) -> Computed:
         with self._operation("refill"):
@@ -318,7 +339,7 @@ class ToyBackend:
         before = self._books, self._memory, self._mass
         try:
             if name in self.faults:
-                fault = FatalClass.DECODE_FAILED if name == "decode" else FatalClass.PREFILL_FAILED
+                fault = FatalClass.DECODE_FAILED if name in ("decode", "verify") else FatalClass.PREFILL_FAILED
                 raise EngineFault(fault, f"planted in {name}")
             yield
         except EngineFault as fault:

@@ -18,6 +18,7 @@ from kvtape.backends.protocol import (
     Logits,
     Witness,
 )
+from kvtape.backends.verifying import Keep, Verified
 from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet
 
@@ -42,6 +43,7 @@ OPERATIONS = frozenset(
         "snapshot",
         "take_mass",
         "truncate",
+        "verify",
         "witness",
     }
 )
@@ -64,6 +66,8 @@ class IsolatedBackend:
         self.capabilities = opened.capabilities
         self._refusals = opened.refusals
         self._can_abort = opened.can_abort
+        self._verify_refusal = opened.verify_refusal
+        self.verify_margin = opened.verify_margin
         self._channel = channel
 
     def refusal(self, operation: str) -> str | None:
@@ -79,6 +83,16 @@ class IsolatedBackend:
     def decode_until(self, n: int, limit: int, tape_start: int, logits: Logits, choose: Choose) -> DecodeRun:
         """`choose` runs here: for each token the logits come and the token goes."""
         return self._channel.call(DecodeRun, "decode_until", [n, limit, tape_start, logits], choose=choose)
+
+    def verify_refusal(self) -> str | None:
+        """See `verifying.Verifier`. A host always has it: what it holds may not."""
+        return self._verify_refusal
+
+    def verify(self, tokens: Sequence[int], tape_start: int, keep: Keep) -> Verified:
+        """`keep` runs here: the logits after each token come, and how many tokens stay goes."""
+        if self._verify_refusal is not None:
+            raise UnsupportedOperation("verify", self._verify_refusal)
+        return self._channel.call(Verified, "verify", [tokens, tape_start], choose=keep)
 
     def truncate(self, tape_stop: int) -> None:
         self._channel.call(NoneType, "truncate", [tape_stop])

@@ -98,7 +98,7 @@ class SessionServer:
         _, operation, cancels, arguments = message
         if operation not in OPERATIONS:
             raise ValueError(f"no operation {operation!r}")
-        if operation == "decode_until":
+        if operation in ("decode_until", "verify"):
             arguments.append(self._choose)
         self._desk.wait_for(self._session, cancels)
         answer(self._sock, lambda: getattr(self._backend, operation)(*arguments))

@@ -39,6 +39,7 @@ from kvtape.backends.protocol import (
     SessionConfig,
     Witness,
 )
+from kvtape.backends.verifying import Verified
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.layout import Segment
 from kvtape.planner.ranges import RangeSet
@@ -57,6 +58,7 @@ RECORDS: Final = {
         Opened,
         Segment,
         SessionConfig,
+        Verified,
         Witness,
     )
 }

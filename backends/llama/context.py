@@ -81,17 +81,25 @@ class NativeContext:
         """Make the running decode, or every later one, stop at its next graph node (return code 2)."""
         self._stop[0] = b"\1" if stop else b"\0"
 
-    def decode(self, tokens: npt.NDArray[np.int32], position: int, sequence: int, *, want_logits: bool) -> int:
+    def decode(
+        self,
+        tokens: npt.NDArray[np.int32],
+        position: int,
+        sequence: int,
+        *,
+        want_logits: bool,
+        each: bool = False,
+    ) -> int:
         """Run `tokens` at consecutive positions; the engine's return code, 0 for success.
 
-        Tokens must be in the vocabulary and at most n_batch; `want_logits` is for the last token alone. Raises TapError
-        when attention that was wanted could not be read.
+        Tokens must be in the vocabulary and at most n_batch; `want_logits` is for the last token alone, or for `each`.
+        Raises TapError when attention that was wanted could not be read.
         """
         context = self._live
         n = len(tokens)
         assert 0 < n <= self._n_batch, f"{n} tokens in a batch of {self._n_batch}"
         assert sequence in (LIVE, SCRATCH), f"sequence {sequence}"
-        self._batch.fill(tokens, position, sequence, want_logits)
+        self._batch.fill(tokens, position, sequence, want_logits, each)
         if self._tap is None:
             return int(self._lib.llama_decode(context, self._batch.struct))
         with self._tap.watch(lambda: self.set_stop(True)) as check:
@@ -99,6 +107,11 @@ class NativeContext:
             if code == 0:
                 check(n)
         return code
+
+    def logits_of(self, n: int) -> npt.NDArray[np.float32]:
+        """The logits after each of the last decode's `n` tokens, if it asked for each: float32 `[n, n_vocab]`."""
+        rows = [self._lib.llama_get_logits_ith(self._live, i) for i in range(n)]
+        return np.stack([np.ctypeslib.as_array(row, shape=(self._model.n_vocab,)) for row in rows])
 
     def logits(self) -> npt.NDArray[np.float32]:
         """A copy of the last token's logits, float32 `[n_vocab]`; only after a decode that returned 0."""
@@ -196,13 +209,13 @@ class _Batch:
         self.struct.seq_id = ctypes.cast(self._sequences, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
         self.struct.logits = self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
-    def fill(self, tokens: npt.NDArray[np.int32], position: int, sequence: int, want_logits: bool) -> None:
+    def fill(self, tokens: npt.NDArray[np.int32], position: int, sequence: int, want_logits: bool, each: bool) -> None:
         n = len(tokens)
         self.struct.n_tokens = n
         self._tokens[:n] = tokens
         self._positions[:n] = np.arange(position, position + n)
         self._sequence.value = sequence
-        self._logits[:n] = 0
+        self._logits[:n] = want_logits and each
         self._logits[n - 1] = want_logits
 
 
@@ -225,8 +238,6 @@ def _native_params(lib: Any, params: ContextParams, tap: AttentionTap | None) ->
     return native
 
 
-def _address(buffer: npt.NDArray[np.uint8]) -> Any:
-    return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 def _decided(asked: FlashAttention, said: bool | None) -> Literal["off", "on"]:
     """What runs. Raises EnvironmentProblem where the engine does not say, or runs something else than was asked."""
     if said is None:
@@ -237,3 +248,5 @@ def _decided(asked: FlashAttention, said: bool | None) -> Literal["off", "on"]:
     return decided
 
 
+def _address(buffer: npt.NDArray[np.uint8]) -> Any:
+    return buffer.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -11,7 +11,7 @@ from kvtape.backends.errors import Cancelled, EngineFault, FatalClass
 from kvtape.backends.llama.attention import TapError
 from kvtape.backends.llama.context import NativeContext
 from kvtape.backends.llama.native import engine_log
-from kvtape.backends.protocol import Computed
+from kvtape.backends.protocol import Computed, Logits
 
 __all__ = ["Decoder"]
 
@@ -58,27 +58,47 @@ class Decoder:
             self.raise_if_cancelled()
             piece = tokens[start : start + self._chunk]
             is_last = start + self._chunk >= len(tokens)
-            mark = engine_log.mark()
-            try:
-                code = self._decode(piece, position + start, sequence, want_logits=is_last)
-            except TapError as err:
-                raise EngineFault(failure, f"{len(piece)} tokens at cache position {position + start}: {err}") from err
+            self._piece(piece, position + start, sequence, failure, want_logits=is_last)
             calls += 1
-            if code == _STOPPED:
-                self.raise_if_cancelled()
-            if code != 0:
-                kind = FatalClass.ALLOCATOR_EXHAUSTED if code == _NO_ROOM else failure
-                why = f"llama_decode returned {code} for {len(piece)} tokens at cache position {position + start}"
-                raise EngineFault(kind, f"{why}: {engine_log.quote(mark)}")
         return Computed(self._context.logits(), calls, len(tokens))
 
-    def _decode(self, piece: npt.NDArray[np.int32], position: int, sequence: int, *, want_logits: bool) -> int:
+    def run_each(self, tokens: npt.NDArray[np.int32], position: int, sequence: int, failure: FatalClass) -> Logits:
+        """The same in one call, with the logits after each token, `[n, n_vocab]`."""
+        self.raise_if_cancelled()
+        self._piece(tokens, position, sequence, failure, want_logits=True, each=True)
+        return self._context.logits_of(len(tokens))
+
+    def _piece(
+        self,
+        piece: npt.NDArray[np.int32],
+        position: int,
+        sequence: int,
+        failure: FatalClass,
+        *,
+        want_logits: bool,
+        each: bool = False,
+    ) -> None:
+        mark = engine_log.mark()
+        try:
+            code = self._decode(piece, position, sequence, want_logits=want_logits, each=each)
+        except TapError as err:
+            raise EngineFault(failure, f"{len(piece)} tokens at cache position {position}: {err}") from err
+        if code == _STOPPED:
+            self.raise_if_cancelled()
+        if code != 0:
+            kind = FatalClass.ALLOCATOR_EXHAUSTED if code == _NO_ROOM else failure
+            why = f"llama_decode returned {code} for {len(piece)} tokens at cache position {position}"
+            raise EngineFault(kind, f"{why}: {engine_log.quote(mark)}")
+
+    def _decode(
+        self, piece: npt.NDArray[np.int32], position: int, sequence: int, *, want_logits: bool, each: bool
+    ) -> int:
         with self._lock:
             self._running = True
             self._context.set_stop(self._cancelled or self._abort_next)
             self._abort_next = False
         try:
-            return self._context.decode(piece, position, sequence, want_logits=want_logits)
+            return self._context.decode(piece, position, sequence, want_logits=want_logits, each=each)
         finally:
             # The lock keeps a late cancel from leaving the stop byte set over a decode that must not be stopped.
             with self._lock:

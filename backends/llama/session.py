@@ -17,7 +17,7 @@ from kvtape.backends.errors import (
 )
 from kvtape.backends.llama.attention import CellSums
 from kvtape.backends.llama.context import LIVE, SCRATCH
-from kvtape.backends.llama.core import SessionCore
+from kvtape.backends.llama.drafts import DraftCore
 from kvtape.backends.llama.mass import mass_of
 from kvtape.backends.protocol import AttentionMass, Choose, Computed, DecodeRun, Logits, Witness
 from kvtape.backends.saved_states import SavedBlock, SavedState
@@ -28,7 +28,7 @@ from kvtape.planner.ranges import RangeSet
 __all__ = ["LlamaBackend"]
 
 
-class LlamaBackend(SessionCore):
+class LlamaBackend(DraftCore):
     """See `protocol.Backend`. Sequence 0 holds the session; every export, import and refill passes the scratch one.
 
     After each operation the engine's own positions are read and must be those of the books.

@@ -27,6 +27,7 @@ from kvtape.backends.modelled.blob import pack, unpack
 from kvtape.backends.modelled.shape import Shape
 from kvtape.backends.modelled.work import CostModel, Timeline, Work, WorkKind
 from kvtape.backends.protocol import AttentionMass, Choose, Computed, DecodeRun, Logits, Witness
+from kvtape.backends.verifying import Keep, Verified, check_kept, check_one_call, no_verifying_reason
 from kvtape.planner import layout as lay
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.layout import Layout, Segment
@@ -42,6 +43,7 @@ class ModelledBackend:
 
     name = "modelled"
     engine_version = "1"
+    verify_margin = 0.0
 
     def __init__(self, shape: Shape, costs: CostModel, timeline: Timeline, attention: Attention | None = None) -> None:
         if shape.capabilities.attention_scores and attention is None:
@@ -92,6 +94,29 @@ class ModelledBackend:
         if len(tokens) < wanted:
             return DecodeRun(tokens, _NO_LOGITS, len(tokens), "chosen_none")
         return DecodeRun(tokens, _NO_LOGITS, len(tokens), "limit" if wanted < n else "n")
+
+    def verify_refusal(self) -> str | None:
+        """See `verifying.Verifier`."""
+        return no_verifying_reason(self.capabilities, self.refusal)
+
+    def verify(self, tokens: Sequence[int], tape_start: int, keep: Keep) -> Verified:
+        """As `verifying.Verifier` says, at the price of a prefill and a truncate. `keep` sees logits `[n, 0]`."""
+        self._begin()
+        if (why := self.verify_refusal()) is not None:
+            raise UnsupportedOperation("verify", why)
+        self._check_computing(tokens, len(tokens))
+        check_one_call(len(tokens), self.config.chunk)
+        at = lay.next_cache_position(self._layout)
+        self._with_rows(tape_start, len(tokens), at)
+        each = np.empty((len(tokens), 0), np.float32)
+        kept = check_kept(keep(each), len(tokens))
+        self._pay("prefill", len(tokens))
+        if kept < len(tokens):
+            self._pay("truncate", len(tokens) - kept)
+        if kept:
+            self._attend(RangeSet([(tape_start, tape_start + kept)]), self._layout)
+            self._set(self._with_rows(tape_start, kept, at))
+        return Verified(kept, _NO_LOGITS, 1)
 
     def refill(self, tokens: Sequence[int], start: int, cache_start: int) -> Computed:
         self._begin()

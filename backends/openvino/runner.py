@@ -41,8 +41,8 @@ class StateFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`logits` `[n_vocab]` after the last token; new rows `[layers, T, kv_heads, head_dim]`; queries
-    `[layers, T, heads, head_dim]` where the graph shows them."""
+    """`logits` `[n_vocab]` after the last token, or `[T, n_vocab]` after each; new rows
+    `[layers, T, kv_heads, head_dim]`; queries `[layers, T, heads, head_dim]` where the graph shows them."""
 
     logits: F32
     keys: F32
@@ -77,17 +77,19 @@ class Runner:
         stop: Callable[[], bool] = lambda: False,
         alone: bool = False,
         spoil: bool = False,
+        each: bool = False,
     ) -> Step:
         """Compute `tokens` `[T]` at cache `positions` `[T]` behind the rows at `key_positions` `[n]`.
 
         Each token sees the rows, old and new, at its own or a smaller position; `alone`: only itself. `spoil` makes
-        the mask one column too wide, which the runtime refuses. `stop` is polled while the engine works. Raises
-        StepFailed, StepCancelled.
+        the mask one column too wide, which the runtime refuses. `each` asks for the logits after every token. `stop` is
+        polled while the engine works. Raises StepFailed, StepCancelled.
         """
         try:
-            feed = self._feed(tokens, positions, np.concatenate([key_positions, positions]), alone, spoil)
+            asked = np.arange(0 if each else len(tokens) - 1, len(tokens))
+            feed = self._feed(tokens, positions, np.concatenate([key_positions, positions]), asked, alone, spoil)
             self._run(feed, stop)
-            step = self._answer()
+            step = self._answer(len(asked), each=each)
         except (RuntimeError, MemoryError) as err:
             text = str(err)
             allocation = isinstance(err, MemoryError) or "allocate" in text or "bad_alloc" in text
@@ -95,7 +97,7 @@ class Runner:
         self._check_answer(step, len(tokens), len(key_positions) + len(tokens))
         return step
 
-    def _feed(self, tokens: I64, positions: I64, keys: I64, alone: bool, spoil: bool) -> dict[str, Any]:
+    def _feed(self, tokens: I64, positions: I64, keys: I64, asked: I64, alone: bool, spoil: bool) -> dict[str, Any]:
         n_new, n_old = len(tokens), len(keys) - len(tokens)
         visible = keys[None, :] <= positions[:, None]
         if alone:
@@ -105,7 +107,7 @@ class Runner:
         feed = {
             "inp_tokens": _wide(tokens),
             "inp_pos": _wide(positions),
-            "inp_out_ids": _wide(np.array([n_new - 1])),
+            "inp_out_ids": _wide(asked),
             "inp_kv_idx": _wide(np.arange(n_old, n_old + n_new)),
             "token_len_per_seq": np.array([n_new], np.int64),
             "beam_idx": np.zeros(1, np.int32),
@@ -130,11 +132,14 @@ class Runner:
                 self._request.wait()
             raise
 
-    def _answer(self) -> Step:
+    def _answer(self, n_asked: int, *, each: bool) -> Step:
         def rows(name: str) -> F32:
             return np.array(self._request.get_tensor(name).data.transpose(0, 2, 1, 3), np.float32, order="C")
 
-        logits = np.array(self._request.get_tensor("logits").data[0, 0, 0], np.float32)
+        found = self._request.get_tensor("logits").data[0, 0]
+        if len(found) != n_asked:
+            raise RuntimeError(f"the engine gave logits of {len(found)} tokens, not {n_asked}")
+        logits = np.array(found if each else found[0], np.float32)
         return Step(logits, rows("k_rows"), rows("v_rows"), rows("q_rows") if self._queries else None)
 
     def _check_answer(self, step: Step, n_new: int, n_rows: int) -> None:

@@ -30,6 +30,7 @@ from kvtape.backends.openvino.rope import F32, I64
 from kvtape.backends.openvino.scores import as_attention_mass
 from kvtape.backends.openvino.state import EngineState
 from kvtape.backends.protocol import AttentionMass, Choose, Computed, DecodeRun, KvRows, Logits, ModelFacts, Witness
+from kvtape.backends.verifying import Keep, Verified, check_kept, check_one_call, no_verifying_reason
 from kvtape.capacity.openvino_rules import state_row_bytes
 from kvtape.planner.layout import Layout
 from kvtape.planner.ranges import RangeSet
@@ -41,6 +42,7 @@ class OpenVinoBackend:
     """Opened by `OpenVinoEngine.open`. `config` holds the effective values, `n_ctx` the effective context."""
 
     name = "openvino"
+    verify_margin = 0.01  # a hundred times what logits of one call and of several were seen to differ by
 
     def __init__(self, compiled: Compiled, facts: ModelFacts, asked: Resolved, gate: Gate, version: str) -> None:
         self.engine_version = version
@@ -85,6 +87,32 @@ class OpenVinoBackend:
                 tape = np.array([tape_start + len(done)], np.int64)
                 logits = self._state.step(ids, tape, np.array([at], np.int64), FatalClass.DECODE_FAILED)
                 done.append(int(ids[0]))
+
+    def verify_refusal(self) -> str | None:
+        """See `verifying.Verifier`."""
+        profile = self._state.compiled.profile
+        if {profile.kv_type_k, profile.kv_type_v, profile.inference} != {"f32"}:
+            return "rows that are rounded when they are stored come out otherwise of a call for several; use f32"
+        return no_verifying_reason(self.capabilities, self.refusal)
+
+    def verify(self, tokens: Sequence[int], tape_start: int, keep: Keep) -> Verified:
+        """One inference with the logits of every token; rows given up leave all states at once."""
+        self._enter()
+        if (why := self.verify_refusal()) is not None:
+            raise UnsupportedOperation("verify", why)
+        ids = check_tokens(tokens, self.facts.n_vocab)
+        check_one_call(len(ids), self.config.chunk)
+        check_tape_free(self._state.rows, tape_start, len(ids))
+        self._check_room(len(ids), "the drafted tokens do not fit")
+        at = self._state.rows.next_cache_position
+        check_positions(at, len(ids))
+        with self._state.undoable():
+            before, new = len(self._state.rows), np.arange(len(ids))
+            each = self._state.step(ids, tape_start + new, at + new, FatalClass.DECODE_FAILED, each=True)
+            kept = check_kept(keep(each), len(ids))
+            if kept < len(ids):
+                self._state.adopt(self._state.rows.take(np.arange(before + kept)))
+            return Verified.of(kept, each, 1)
 
     def refill(self, tokens: Sequence[int], start: int, cache_start: int) -> Computed:
         """See `protocol.Backend`. Without the host copy the place must be behind every row; else `rebuild`."""

@@ -62,8 +62,9 @@ class EngineState:
             self.stop.clear()
             raise Cancelled("cancelled; the session is as it was before this operation")
 
-    def step(self, ids: I64, tape: I64, cache: I64, fatal: FatalClass) -> F32:
-        """One engine call; its rows enter the books under the same lock. Logits `[n_vocab]` after the last token.
+    def step(self, ids: I64, tape: I64, cache: I64, fatal: FatalClass, *, each: bool = False) -> F32:
+        """One engine call; its rows enter the books under the same lock. Logits `[n_vocab]` after the last token, or
+        `[T, n_vocab]` after each.
 
         Raises EngineFault of class `fatal` (or allocator_exhausted), Cancelled; rows stay as they were then, or are
         for `undoable` to take back.
@@ -73,7 +74,7 @@ class EngineState:
             self._settle()  # the new rows would be in sight of queries that never saw them
         spoil, self.spoil_next = self.spoil_next, False
         with self._engine_call(fatal):
-            step = self._engine().step(ids, cache, self.rows.cache, stop=self.stop.is_set, spoil=spoil)
+            step = self._engine().step(ids, cache, self.rows.cache, stop=self.stop.is_set, spoil=spoil, each=each)
             self.rows = self.rows.append(tape, cache, ids, step.keys, step.values)
         if self.mass is not None and step.queries is not None:
             self.mass = self.mass.with_queries(step.queries, cache)

@@ -24,6 +24,7 @@ from kvtape.backends.isolated.frames import receive, send
 from kvtape.backends.isolated.opened import Opened
 from kvtape.backends.isolated.values import RECORDS, Unsendable, WireError, decode, encode
 from kvtape.backends.protocol import AttentionMass, Computed, DecodeRun, KvRows, ModelFacts, SessionConfig, Witness
+from kvtape.backends.verifying import Verified
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.layout import Segment
 from kvtape.planner.ranges import RangeSet
@@ -97,9 +98,10 @@ def test_every_record_of_the_protocol_comes_back() -> None:
         DecodeRun((1, 2), np.ones(4, np.float32), 2, "n"),
         rows,
         facts,
-        Opened("llama", "1", facts, config, 256, Capabilities(), {"cold_store": None}, True),
+        Opened("llama", "1", facts, config, 256, Capabilities(), {"cold_store": None}, True, None, 0.5),
         Segment(1, 2, 3),
         config,
+        Verified(1, np.ones(4, np.float32), 1),
         Witness(np.arange(2), "engine", rows, rows),
     )
     assert {type(e) for e in examples} == set(RECORDS.values())

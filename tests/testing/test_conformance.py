@@ -11,6 +11,7 @@ import pytest
 
 from kvtape.backends.errors import UsageError
 from kvtape.backends.protocol import Backend, SessionConfig
+from kvtape.backends.verifying import Verifier
 from kvtape.planner.capabilities import Capabilities
 from kvtape.testing.conformance import (
     CONFORMANCE_CONFIG,
@@ -60,6 +61,12 @@ def assert_not_applicable(factory: Callable[[SessionConfig], Backend], why: str)
     if flag is not None:
         opened = factory(CONFORMANCE_CONFIG)
         assert getattr(opened.capabilities, flag) is why.startswith(f"{flag} is true")
+        opened.close()
+        return
+    if why.startswith("the backend refuses drafts here: "):
+        opened = factory(CONFORMANCE_CONFIG)
+        assert isinstance(opened, Verifier)
+        assert opened.verify_refusal() == why.partition(": ")[2]
         opened.close()
         return
     assert why.startswith("options {'scores': 'on'} are refused")
