@@ -35,7 +35,7 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(context=64, scored=64, needles=2, needle_tokens=200, range_tokens=64, shift_tokens=512, shift_scored=64)
+QUICK = Sizes(context=64, scored=64, needles=2, needle_tokens=200, range_tokens=96, shift_tokens=512, shift_scored=64)
 """For a look. What it finds is not kept: it is too little to advertise anything."""
 
 

@@ -272,6 +272,11 @@ def test_texts_that_are_too_short_and_models_that_are_too_small_are_refused() ->
     assert QUICK.text_tokens < FULL.text_tokens
 
 
+@pytest.mark.parametrize("sizes", [FULL, QUICK, SIZES], ids=["full", "quick", "here"])
+def test_the_range_that_goes_and_comes_back_lies_before_the_last_token(sizes: Sizes) -> None:
+    assert sizes.range_tokens // 2 // 32 * 32 + 32 < sizes.range_tokens
+
+
 def test_the_report_has_a_cell_for_every_column_and_every_field(llama: Certifier) -> None:
     rows = [one(llama.certify(knob(kv, flash))) for kv, flash in (("f16", "off"), ("q4_0", "off"))]
     title, columns, cells = table(rows)
