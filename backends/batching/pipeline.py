@@ -43,7 +43,8 @@ _SPARE_STEPS = 8
 @dataclass(frozen=True, slots=True)
 class Generation:
     """`log_probs[i]`, nats, of `tokens[i]` over the whole vocabulary; `prompt_log_probs` of the prompt's tokens from
-    the second on, empty without `echo`. `steps` in order: `steps[i]` of `decoding` gave `tokens[i]`.
+    the second on, empty without `echo`. `steps` in order, of a prompt that was cached in part from its last piece on;
+    `decoding[i]` gave `tokens[i]`.
     """
 
     tokens: tuple[int, ...]
@@ -91,15 +92,15 @@ class BatchingPipeline:
         native = self._open()
         handle = native.add_request(self._requests, _tensor(ids), forced_generation(_genai(), n, text, echo=echo))
         self._requests += 1
-        steps: list[Step] = []
+        blocks: list[int] = []
         tokens: list[int] = []
         log_probs: list[float] = []
         try:
             while native.has_non_finished_requests():
-                if len(steps) > -(-len(ids) // self.config.chunk) + n + _SPARE_STEPS:
-                    raise EngineFault(FatalClass.DECODE_FAILED, f"{len(steps)} steps for {len(ids)} + {n} tokens")
+                if len(blocks) > self._pieces(len(ids)) + n + _SPARE_STEPS:
+                    raise EngineFault(FatalClass.DECODE_FAILED, f"{len(blocks)} steps for {len(ids)} + {n} tokens")
                 native.step()
-                steps.append(self._step(native.get_metrics(), len(ids), len(steps)))
+                blocks.append(self._blocks(native.get_metrics()))
                 while handle.can_read():
                     for output in handle.read().values():
                         tokens += output.generated_ids
@@ -111,6 +112,7 @@ class BatchingPipeline:
         except BaseException:
             self._abandon(handle)
             raise
+        steps = self._steps(len(ids), n, blocks)
         made = self._result(handle, len(ids), n, tokens, log_probs, steps, echo=echo)
         # Behind the text the grammar allows end tokens alone, as many as were asked for.
         if text is not None and not text.startswith(self.decode(made.tokens).rstrip("\ufffd")):
@@ -153,7 +155,10 @@ class BatchingPipeline:
             raise ContextOverflow(len(ids) + n, trained, "continuous batching would run past the trained context")
         return ids
 
-    def _step(self, metrics: Any, n_prompt: int, done: int) -> Step:
+    def _pieces(self, n_prompt: int) -> int:
+        return -(-n_prompt // self.config.chunk)
+
+    def _blocks(self, metrics: Any) -> int:
         size = int(metrics.cache_size_in_bytes)
         one_block, rest = divmod(size, self.config.blocks)
         if rest or self._block_bytes not in (None, one_block):
@@ -161,9 +166,17 @@ class BatchingPipeline:
                 f"continuous batching holds {size} bytes for {self.config.blocks} blocks, where a block of this model "
                 f"takes {self._block_bytes}; this version of openvino-genai counts otherwise"
             )
-        pieces = -(-n_prompt // self.config.chunk)
-        tokens = min(n_prompt, (done + 1) * self.config.chunk) + max(0, done + 1 - pieces)
-        return Step(tokens, blocks_in_use(float(metrics.cache_usage), size, one_block))
+        return blocks_in_use(float(metrics.cache_usage), size, one_block)
+
+    def _steps(self, n_prompt: int, n: int, blocks: list[int]) -> list[Step]:
+        """The prompt's pieces, the last of which gives the first token, then one step for each token but the last."""
+        pieces = self._pieces(n_prompt)
+        if len(blocks) < pieces + n - 1:
+            # Part of the prompt was there already, and how much the pipeline does not say.
+            pieces, blocks = 1, blocks[-n:]
+        tokens = [min(n_prompt, (i + 1) * self.config.chunk) for i in range(pieces - 1)]
+        tokens += range(n_prompt, n_prompt + n)
+        return [Step(*step) for step in zip(tokens, blocks, strict=False)]
 
     def _abandon(self, handle: Any) -> None:
         """A cancelled request gives its blocks back; without that the pipeline complains on stderr when it goes."""

@@ -73,6 +73,15 @@ def test_a_native_eviction_is_seen_block_by_block_and_changes_what_is_said_from_
     assert np.abs(np.subtract(made.log_probs[since:], dense[since:])).max() > 0.05
 
 
+def test_a_prompt_that_is_cached_takes_fewer_steps_and_says_the_same() -> None:
+    with pipeline(chunk=64, prefix_caching=True) as native:
+        first, second = (native.generate(PROMPT, 4) for _ in range(2))
+    assert [step.tokens for step in first.steps] == [64, 128, 192, 256, 300, 301, 302, 303]
+    assert [step.tokens for step in second.steps] == [300, 301, 302, 303]
+    assert second.tokens == first.tokens
+    assert second.log_probs == pytest.approx(first.log_probs, abs=1e-4)
+
+
 def test_a_text_is_forced_and_its_log_probabilities_stay_those_of_the_whole_vocabulary(dense: BatchingPipeline) -> None:
     text = 'the cache\n"holds" \\ the keys and the values'
     made = dense.generate(PROMPT, 20, text=text)
