@@ -69,7 +69,9 @@ contract: setup ## the parity contract: run its tests, then say what holds, in L
 docs: setup ## write the generated parts of the pages
 	$(BIN)/python docs/write_pages.py
 	$(BIN)/python docs/write_contract.py
+	$(BIN)/python docs/write_gate.py
 	$(BIN)/python docs/write_certification.py
+	$(BIN)/python docs/write_batching.py
 	$(BIN)/python -m kvtape.traces.document docs/log-schema.md
 	$(BIN)/python docs/write_sql.py
 
