@@ -24,6 +24,7 @@ __all__ = ["row_bytes"]
 
 _RULES: Final = {"llama": "llama.cpp", "openvino": "openvino"}
 _ROWS: Final = 32
+_NO_SIZE: Final = "the runtime tells of no size: this is the width of the storage type that its rows prove bit for bit"
 
 
 def row_bytes(bench: Bench) -> list[Measure]:
@@ -34,11 +35,13 @@ def row_bytes(bench: Bench) -> list[Measure]:
     n = 2 * _ROWS
     with bench.opened(f"none:block={_ROWS}", n, cold_tokens=n) as (session, backend):
         session.ensure_prefix(bench.smoke.tokens[:n])
-        stored = _serialised(backend) if backend.name == "llama" else _by_type(backend, n)
+        written = backend.name == "llama"
+        stored = _serialised(backend) if written else _by_type(backend, n)
         predicted = _predicted(backend)
+    told = Measure.judged("capacity", "stored_row_bytes", stored, "bytes/token")
     return [
         Measure.judged("capacity", "predicted_row_bytes", predicted, "bytes/token"),
-        Measure.judged("capacity", "stored_row_bytes", stored, "bytes/token"),
+        told if written else told.model_copy(update={"reason": _NO_SIZE}),
         judged("capacity", "row_bytes_delta", stored - predicted),
     ]
 
