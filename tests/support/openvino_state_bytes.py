@@ -1,5 +1,7 @@
 """A process of its own that measures what OpenVINO's KV states take: `python openvino_state_bytes.py MODEL TYPE...`.
 
+A TYPE is one for both or KEYS/VALUES; bf16 is computed in too, as it is kept in no other way.
+
 The state API shows values, never the storage, so the allocator is asked (glibc's mallinfo2). Tokens are fed in equal
 steps. A step in which no buffer grows costs the same every time; one in which all double, from twice the rows at the
 last growth to twice the rows now, costs that much more: the difference is storage of a known number of rows. Prints
@@ -51,7 +53,9 @@ def main() -> None:
 
 
 def _row_bytes(graph: SessionGraph, kind: str, allocated: Callable[[], int]) -> float:
-    model = core().compile_model(graph.model, "CPU", Profile(kind, kind, 1).properties())
+    keys, _, values = kind.partition("/")
+    profile = Profile(keys, values or keys, 1, inference="bf16" if "bf16" in kind else "f32")
+    model = core().compile_model(graph.model, "CPU", profile.properties())
     runner = Runner(model, graph.shape)
     growth: list[tuple[int, int]] = []
     steady: list[int] = []
