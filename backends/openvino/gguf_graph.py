@@ -11,7 +11,6 @@ cache becomes a variable, and attention stays in f32:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from kvtape.backends.openvino.graph import (
     SessionGraph,
     State,
     beam_input,
+    exact_scale,
     finished,
     last_line,
     repeat_heads,
@@ -82,17 +82,11 @@ def _keep_attention_in_f32(model: Any) -> None:
 
 
 def _exact_scale(attention: Any) -> np.float32:
-    """1/sqrt(head_dim) in f32. The frontend rounds it to f16, which moves the logits of a head of 32 by 1e-4."""
     constant = attention.input_value(4).get_node() if len(attention.input_values()) > 4 else None
-    exact = 1.0 / math.sqrt(attention.input_value(0).get_partial_shape()[3].get_length())
     if constant is None or constant.get_type_name() != "Constant":
         raise EnvironmentProblem("an attention node of the GGUF frontend's graph has no constant scale")
-    rounded = float(np.asarray(constant.get_data()).reshape(()))
-    if abs(rounded - exact) > exact * 2**-10:
-        raise UsageError(
-            f"attention is scaled by {rounded}, not by 1/sqrt(head_dim) = {exact}; not supported on OpenVINO"
-        )
-    return np.float32(exact)
+    width = attention.input_value(0).get_partial_shape()[3].get_length()
+    return exact_scale(float(np.asarray(constant.get_data()).reshape(())), width, attention.get_friendly_name())
 
 
 def _repair_single_head_rotation(model: Any) -> None:

@@ -11,6 +11,7 @@ nothing measurable and leave the fused attention node whole; a result on the con
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = [
     "SessionGraph",
     "State",
     "beam_input",
+    "exact_scale",
     "finished",
     "last_line",
     "repeat_heads",
@@ -114,6 +116,17 @@ def repeat_heads(whole: Any, heads: int) -> Any:
     times = op.constant(np.array([1, 1, heads // kv_heads, 1, 1]))
     wide = op.broadcast(apart, times, broadcast_spec="BIDIRECTIONAL")
     return op.reshape(wide, op.constant(np.array([0, heads, -1, width])), special_zero=True).output(0)
+
+
+def exact_scale(given: float | None, head_dim: int, where: str) -> np.float32:
+    """1/sqrt(head_dim) in f32, for the scale `given` by a graph (None: by default), which may be rounded to f16.
+
+    For a head of 32 that rounding moves logits by 1e-4. Raises UsageError for another scale.
+    """
+    exact = 1.0 / math.sqrt(head_dim)
+    if given is not None and not abs(given - exact) <= exact * 2**-10:
+        raise UsageError(f"{where}: attention is scaled by {given}, not by 1/sqrt(head_dim) = {exact}; not supported")
+    return np.float32(exact)
 
 
 def replace_value(old: Any, new: Any) -> None:
