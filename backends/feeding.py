@@ -9,7 +9,10 @@ from kvtape.backends import room
 from kvtape.backends.catalog import SegmentKind, Stretch
 from kvtape.backends.parts import Parts
 from kvtape.backends.pending import Offer
-from kvtape.backends.protocol import Choose
+from kvtape.backends.protocol import Choose, DecodeRun, Logits
+from kvtape.backends.speculation.deciding import speculate
+from kvtape.backends.speculation.drafter import Drafter
+from kvtape.backends.verifying import Verifier
 from kvtape.planner.blocks import Block, default_class
 from kvtape.planner.events import Op
 
@@ -66,13 +69,17 @@ def compute_piece(parts: Parts, piece: list[int], offers: Sequence[Offer], count
     parts.logits, parts.probed = result.logits, None
 
 
-def decode_run(parts: Parts, wanted: int, choose: Choose) -> tuple[int, ...]:
-    """One uninterrupted run: at most DECODE_RUN_TOKENS, and not past the next plan."""
+def decode_run(parts: Parts, wanted: int, choose: Choose, drafter: Drafter | None = None) -> tuple[int, ...]:
+    """One uninterrupted run: at most DECODE_RUN_TOKENS, and not past the next plan; drafts stay within it."""
     room.make_room(parts, 1)
     n = min(wanted, DECODE_RUN_TOKENS, room.rows_before_plan(parts))
     assert parts.logits is not None
     start, began, cache_start = len(parts.tape), parts.now(), parts.state.next_cache_position
-    run = parts.backend.decode_until(n, parts.n_ctx, start, parts.logits, choose)
+    drafts: dict[str, Any] = {}
+    if drafter is None:
+        run = parts.backend.decode_until(n, parts.n_ctx, start, parts.logits, choose)
+    else:
+        run, drafts = _speculated(parts, drafter, n, parts.logits, choose)
     elapsed = parts.now() - began
     if not run.tokens:
         return ()
@@ -93,12 +100,26 @@ def decode_run(parts: Parts, wanted: int, choose: Choose) -> tuple[int, ...]:
         completion_tokens=len(run.tokens),
         token_count_source=_source(run.counted),
         decode_calls=run.calls,
+        **drafts,
         elapsed_ns=elapsed,
         kv_bytes=parts.resident_bytes(),
     )
     parts.tokens_since_plan += len(run.tokens)
     parts.logits, parts.probed = run.logits, None
     return run.tokens
+
+
+def _speculated(
+    parts: Parts, drafter: Drafter, n: int, logits: Logits, choose: Choose
+) -> tuple[DecodeRun, dict[str, Any]]:
+    """A run with drafts, and its counters; none where nothing was drafted."""
+    assert isinstance(parts.backend, Verifier), "looked at when the session opened"
+    found = speculate(parts.backend, parts.backend, drafter, parts.tape, n, logits, choose)
+    if not found.drafted:
+        return found.run, {}
+    rejected = found.drafted - found.accepted
+    counters = {"drafted_tokens": found.drafted, "accepted_tokens": found.accepted, "rejected_tokens": rejected}
+    return found.run, counters
 
 
 def _source(counted: bool) -> str:

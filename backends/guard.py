@@ -168,6 +168,8 @@ class GuardedSession:
         self._parts.backend.close()
         if self._shadow is not None:
             self._shadow.close()
+        if self._parts.drafter is not None:
+            self._parts.drafter.close()
         if self._parts.cold is not None:
             self._parts.cold.clear()
         self._snapshots.clear()

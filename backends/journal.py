@@ -31,6 +31,9 @@ COUNTERS = (
     "deferred_prefill_calls",
     "deferred_prefill_tokens",
     "decode_calls",
+    "drafted_tokens",
+    "accepted_tokens",
+    "rejected_tokens",
     "recomputed_tokens",
 )
 

@@ -14,6 +14,7 @@ from kvtape.backends.journal import Journal
 from kvtape.backends.pending import Pending
 from kvtape.backends.proofs.knobs import BASE, Precision
 from kvtape.backends.protocol import AttentionMass, Backend, Logits
+from kvtape.backends.speculation.drafter import Drafter
 from kvtape.planner.blocks import Block
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.events import Way
@@ -50,6 +51,7 @@ class Parts:
     carried: AttentionMass | None = None
     probed: AttentionMass | None = None
     precision: Precision = BASE
+    drafter: Drafter | None = None
     shortest: int = 0
     """Tokens of the tape when it was shortest since a shadow last followed it."""
 

@@ -32,6 +32,8 @@ from kvtape.backends.parts import Parts, session_row
 from kvtape.backends.prefix import Reuse
 from kvtape.backends.protocol import AttentionMass, Backend, Choose, Clock, EventSink, Logits
 from kvtape.backends.shadow import Shadow
+from kvtape.backends.speculation.drafter import Drafter
+from kvtape.backends.verifying import Verifier, as_verifier
 from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.deferral import DEFERRED
 from kvtape.planner.events import Op, Placement, Way
@@ -75,6 +77,9 @@ class Session(GuardedSession):
     With `defer_prefill` a prompt waits on the tape until a decode, which computes all that waits first (see
     `backends.deferred`); what else needs its rows (`evict`, `admit`, `compact`, `score`, `plan_now`, `snapshot`,
     `set_policy`, `logits`) computes it before it begins. `resident` speaks of what was computed.
+
+    With `speculation` a decode looks at proposed tokens, several in a call of the engine, and generates the same ones
+    (see `backends.speculation`). The drafter ends with the session.
     """
 
     def __init__(
@@ -91,8 +96,11 @@ class Session(GuardedSession):
         evict_by: str = "native",
         shadow: Shadow | None = None,
         defer_prefill: bool = False,
+        speculation: Drafter | None = None,
     ) -> None:
         precision = check_precision(backend)
+        if speculation is not None and isinstance(why := as_verifier(backend), str):
+            raise UnsupportedOperation("speculation", why)
         check_policy(policy, backend, evict_by=evict_by, allow_recompute=allow_recompute, precision=precision)
         if shadow is not None and shadow.clock is not clock:
             raise UsageError("a shadow's time is taken out of its own clock: give the session the same one")
@@ -105,13 +113,15 @@ class Session(GuardedSession):
             allow_recompute=may_recompute(backend, evict_by, allow_recompute),
             evict_by_recompute=evict_by == "recompute",
             precision=precision,
+            drafter=speculation,
         )
         super().__init__(parts, shadow)
         self._restore_cost: dict[str, int] | None = None
         self._defer = defer_prefill
         sink.open_session(session_row(self._parts, run_id, session_id, content=content))
         began = self._parts.now()
-        opening = Opening(precision.subject, precision.certified, defer_prefill)
+        drafts = None if speculation is None else speculation.spec
+        opening = Opening(precision.subject, precision.certified, defer_prefill, drafts)
         self._parts.journal.emit(
             Op.OPEN, began, n_tokens=backend.n_ctx, reason=policy.canonical, detail=opening.detail()
         )
@@ -192,6 +202,7 @@ class Session(GuardedSession):
         """
         parts = self._parts
         stops = parts.backend.facts.end_tokens if stop_tokens is None else stop_tokens
+        drafter = self._drafter(choose)
         pick = choose or _greedy
         ended = "n"
 
@@ -218,7 +229,7 @@ class Session(GuardedSession):
             with self._roll_back(len(parts.tape)):
                 while len(produced) < n and ended == "n":
                     try:
-                        produced += feeding.decode_run(parts, n - len(produced), choose_next)
+                        produced += feeding.decode_run(parts, n - len(produced), choose_next, drafter)
                     except ContextOverflow:
                         if not produced:
                             raise
@@ -354,6 +365,16 @@ class Session(GuardedSession):
         fatal = self._fatal
         told = None if fatal is None else f"{fatal.fatal_class}: {fatal.cause_message}"
         return explain(self._parts, told, self._closed, self._restore_cost)
+
+    def _drafter(self, choose: Choose | None) -> Drafter | None:
+        """Who proposes tokens to a decode.
+
+        Nobody where somebody else than the session chooses, from logits that are not to the bit those of single calls:
+        how near two choices are to him is not known.
+        """
+        backend = self._parts.backend
+        exact = isinstance(backend, Verifier) and backend.verify_margin == 0
+        return self._parts.drafter if choose is None or exact else None
 
     # -- the steps -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""Speculation: tokens are proposed, looked at in one engine call, and kept where the model says the same itself."""
