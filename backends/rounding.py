@@ -16,7 +16,7 @@ ROUNDING: Final = {
     "q4_1": 0.115,
     "q5_0": 0.07,
     "q5_1": 0.06,
-    "q8_0": 0.01,
+    "q8_0": 0.012,
 }
 """Storage type -> bound of the relative distance (Euclidean, of one row over all its heads) that one rounding makes.
 

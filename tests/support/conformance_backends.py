@@ -11,6 +11,7 @@ from support import openvino_ir as ir
 
 __all__ = [
     "llama",
+    "llama_q8_0",
     "openvino",
     "openvino_bf16",
     "openvino_ir",
@@ -24,6 +25,12 @@ __all__ = [
 
 def llama(config: SessionConfig) -> Backend:
     return llama_tiny.engine().open(config)
+
+
+def llama_q8_0(config: SessionConfig) -> Backend:
+    """Packed rows, 8 bits a number, under flash attention."""
+    asked = dataclasses.replace(config, kv_type_k="q8_0", kv_type_v="q8_0", flash_attention="on", uncertified=True)
+    return llama_tiny.engine(n_embd=128, n_head=2, n_head_kv=1, head_dim=64).open(asked)
 
 
 def openvino(config: SessionConfig) -> Backend:

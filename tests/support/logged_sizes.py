@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from kvtape.backends.llama.kv_types import GGML_TYPES
 from kvtape.backends.llama.native import NativeModel, engine_log, library
 from kvtape.capacity.allocation import CacheSettings
 
-__all__ = ["GGML_KV_TYPES", "LoggedCache", "logged_caches"]
-
-GGML_KV_TYPES = {
-    "bf16": 30, "f16": 1, "f32": 0, "iq4_nl": 20, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8,
-}  # fmt: skip
+__all__ = ["LoggedCache", "logged_caches"]
 
 _KV = re.compile(
     r"llama_kv_cache: size = +[\d.]+ MiB \( *(\d+) cells, +(\d+) layers, +\d+/(\d+) seqs\), "
@@ -41,7 +38,7 @@ def logged_caches(model: NativeModel, n_ctx: int, settings: CacheSettings, k: st
     params.n_ctx, params.n_seq_max, params.kv_unified = n_ctx, settings.slots, settings.unified
     params.n_batch, params.n_ubatch, params.swa_full = settings.n_batch, settings.n_ubatch, settings.swa_full
     params.flash_attn_type = 1 if settings.flash_attention else 0
-    params.type_k, params.type_v = GGML_KV_TYPES[k], GGML_KV_TYPES[v]
+    params.type_k, params.type_v = GGML_TYPES[k], GGML_TYPES[v]
     params.n_threads = params.n_threads_batch = 1
     mark = engine_log.mark()
     context = lib.llama_init_from_model(model.pointer, params)

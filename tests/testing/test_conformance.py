@@ -29,6 +29,7 @@ from support.wrong_toys import WRONG_TOYS, factory_of
 FACTORIES: dict[str, Callable[[SessionConfig], Backend]] = {
     "toy": open_toy,
     "llama": conformance_backends.llama,
+    "llama_q8_0": conformance_backends.llama_q8_0,
     "openvino": conformance_backends.openvino,
     "openvino_without_mirror": conformance_backends.openvino_without_mirror,
     "openvino_u8": conformance_backends.openvino_u8,
