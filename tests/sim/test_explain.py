@@ -49,9 +49,11 @@ def talk(session: Session) -> None:
 
 
 @settings(max_examples=60)
-@given(PLAYS, st.sampled_from(UNSCORED), st.sampled_from(["native", "recompute"]), st.sampled_from([0, 32]))
-def test_every_plan_comes_out_again(steps: list[Step], policy: str, evict_by: str, cold: int) -> None:
-    session = recorded(play_steps(steps), policy, evict_by=evict_by, cold_tokens=cold)
+@given(
+    PLAYS, st.sampled_from(UNSCORED), st.sampled_from(["native", "recompute"]), st.sampled_from([0, 32]), st.booleans()
+)
+def test_every_plan_comes_out_again(steps: list[Step], policy: str, evict_by: str, cold: int, defer: bool) -> None:
+    session = recorded(play_steps(steps), policy, evict_by=evict_by, cold_tokens=cold, defer=defer)
     for seq in session.plans:
         assert decision_of(moment_of(session, seq)).rederived.verdict == "equal", (seq, policy)
 
@@ -276,11 +278,11 @@ def test_an_evict_is_explained_by_its_plan_and_a_wish_by_none() -> None:
 
 
 @settings(max_examples=40)
-@given(PLAYS, st.sampled_from(UNSCORED), st.sampled_from([0, 32]))
+@given(PLAYS, st.sampled_from(UNSCORED), st.sampled_from([0, 32]), st.booleans())
 def test_every_token_that_went_has_one_outcome_that_the_fold_bears_out(
-    steps: list[Step], policy: str, cold: int
+    steps: list[Step], policy: str, cold: int, defer: bool
 ) -> None:
-    session = recorded(play_steps(steps), policy, cold_tokens=cold)
+    session = recorded(play_steps(steps), policy, cold_tokens=cold, defer=defer)
     states = [ResidencyState()]
     for event in session.events:
         states.append(apply(states[-1], event))
@@ -306,9 +308,9 @@ def test_every_token_that_went_has_one_outcome_that_the_fold_bears_out(
 
 
 @settings(max_examples=20)
-@given(PLAYS, st.sampled_from(UNSCORED), st.sampled_from([0, 32]))
-def test_every_computed_token_was_something_before(steps: list[Step], policy: str, cold: int) -> None:
-    session = recorded(play_steps(steps), policy, cold_tokens=cold)
+@given(PLAYS, st.sampled_from(UNSCORED), st.sampled_from([0, 32]), st.booleans())
+def test_every_computed_token_was_something_before(steps: list[Step], policy: str, cold: int, defer: bool) -> None:
+    session = recorded(play_steps(steps), policy, cold_tokens=cold, defer=defer)
     for event in session.events:
         if event.op not in (Op.PREFILL, Op.RECOMPUTE, Op.ADMIT):
             assert explain_event(session, event.seq).computed is None

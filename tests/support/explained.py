@@ -59,10 +59,20 @@ def recorded(
     cold_tokens: int = 32,
     scores: bool = False,
     evict_by: str = "native",
+    defer: bool = False,
 ) -> RecordedSession:
     """What `play` leaves behind."""
     return session_of(
-        recorded_toy(play, policy, n_ctx=n_ctx, chunk=chunk, cold_tokens=cold_tokens, scores=scores, evict_by=evict_by)
+        recorded_toy(
+            play,
+            policy,
+            n_ctx=n_ctx,
+            chunk=chunk,
+            cold_tokens=cold_tokens,
+            scores=scores,
+            evict_by=evict_by,
+            defer=defer,
+        )
     )
 
 
@@ -102,7 +112,7 @@ def _step(session: Session, saved: list[int], kind: str, a: int, b: int) -> None
         session.prefill_suffix(_tokens(1 + a % 12, b), kind=("user", "tool")[b % 2])
     elif kind == "decode":
         session.decode(1 + a % 12, stop_tokens=frozenset())
-    elif kind == "evict":
+    elif kind == "evict" and session.resident:
         ranges = session.resident.ranges
         chosen = ranges[a % len(ranges)]
         start = chosen.start + b % len(chosen)
