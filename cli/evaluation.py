@@ -119,7 +119,7 @@ def opened_targets(asked: Asked) -> Iterator[list[Target]]:
             config = SessionConfig(
                 chunk=asked.chunk, threads=target.threads or asked.threads, options=dict(target.options)
             )
-            config = with_precision(config, asked.kv_type, asked.flash, uncertified=asked.uncertified)
+            config = with_precision(target.engine, config, asked.kv_type, asked.flash, uncertified=asked.uncertified)
             targets.append(Target(spec, engine, config, target.way))
         yield targets
 

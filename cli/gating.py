@@ -81,7 +81,7 @@ def run_gate(asked: Asked) -> int:
     rows: list[ProofRow] = []
     with closing(open_engine(target.engine, model, target.options)) as engine:
         plain = SessionConfig(chunk=asked.chunk, threads=target.threads or asked.threads, options=dict(target.options))
-        config = with_precision(plain, asked.kv_type, asked.flash, uncertified=asked.uncertified)
+        config = with_precision(target.engine, plain, asked.kv_type, asked.flash, uncertified=asked.uncertified)
         of_run = _config(asked, engine, config, asked_cells)
         with _world(asked, of_run, engine, clock) as (world, keep), progress("asking the gate") as shown:
             for number, cell in enumerate(asked_cells):

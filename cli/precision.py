@@ -30,9 +30,10 @@ Uncertified = Annotated[
 
 
 def with_precision(
-    config: SessionConfig, kv_type: str | None, flash: str | None, *, uncertified: bool
+    engine: str, config: SessionConfig, kv_type: str | None, flash: str | None, *, uncertified: bool
 ) -> SessionConfig:
-    """`config` with what was asked, what was not left as it is.
+    """`config` with what was asked, what was not left as it is. OpenVINO, which stores f32 whatever a log or a default
+    says, stores a type that was named here (`kv=asked`), unless its options say otherwise.
 
     Raises UsageError for text that is no type; whether an engine has the type, it says itself.
     """
@@ -44,6 +45,8 @@ def with_precision(
     if kv_type is not None:
         k, v = parse_kv_type(kv_type)
         said |= {"kv_type_k": k, "kv_type_v": v}
+        if engine == "openvino":
+            said["options"] = {"kv": "asked"} | config.options
     if flash is not None:
         said |= {"flash_attention": flash}
     return replace(config, **said)

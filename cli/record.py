@@ -125,7 +125,7 @@ def record(
         cold_budget_bytes=cold_bytes,
         options=options,
     )
-    config = with_precision(config, kv_type, flash, uncertified=uncertified)
+    config = with_precision(target.engine, config, kv_type, flash, uncertified=uncertified)
     check_fits(target.engine, path, config)
     log = new_log(log)
     engine = open_engine(target.engine, path, target.options)
