@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 from xml.etree.ElementTree import Element, ParseError, parse
@@ -88,7 +89,7 @@ class IrGraph:
     def raw_constant(self, node: IrNode) -> memoryview:
         """Its bytes. Raises ModelFileError where the weights file ends before them."""
         start, size = int(node.data.get("offset", "0")), int(node.data.get("size", "0"))
-        raw = self._weights()
+        raw = self._weights
         if start < 0 or size < 0 or start + size > len(raw):
             raise ModelFileError(
                 f"{self.weights_file}: {len(raw)} bytes, but {node.name} is at {start} to {start + size}; the file is "
@@ -105,6 +106,7 @@ class IrGraph:
             digest.update(repr((node.number, node.kind, said, wires)).encode())
         return digest.hexdigest()
 
+    @cached_property
     def _weights(self) -> memoryview:
         if not self.weights_file.is_file():
             raise ModelFileError(f"{self.weights_file}: the weights are missing; copy the whole folder of the model")

@@ -45,7 +45,10 @@ def model_for_log(given: Path | None, fingerprint: str | None, model_name: str |
 
 
 def trained_context(path: Path) -> int:
-    """What the model was trained for, in tokens. Raises ModelFileError."""
+    """What the model was trained for, in tokens. Raises ModelFileError, UsageError where it does not say."""
     from kvtape.capacity.model import read_model
 
-    return read_model(path).n_ctx_train
+    trained = read_model(path).n_ctx_train
+    if not trained:
+        raise UsageError(f"{path}: the folder does not say for how many tokens the model was trained; give --n-ctx")
+    return trained

@@ -98,6 +98,10 @@ def test_a_directory_that_does_not_say_its_context_is_told_it_by_the_backends_op
     ran = record(tmp_path / "no.duckdb", folder, "the cache")
     assert ran.code == 2
     assert "openvino:trained=N" in ran.err
+    asked = ["--model", folder, "--backend", "openvino:trained=4096,memory=1GiB", "--text", tmp_path / "no.txt"]
+    ran = kvtape("record", *asked, "--policy", "none", "--log", tmp_path / "no.duckdb")
+    assert ran.code == 2
+    assert "give --n-ctx" in ran.err
     log = tmp_path / "yes.duckdb"
     assert record(log, folder, TEXT[:400], "--content", backend="openvino:trained=4096").code == 0
     assert json.loads(replay(log, folder, "openvino:trained=4096").out)["equal"] is True
