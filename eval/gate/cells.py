@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kvtape.backends.proofs.gates import gate_subject
@@ -21,12 +21,13 @@ __all__ = ["Cell", "CellArms", "Optimisation"]
 class Optimisation:
     """What is switched on. `name` is canonical: `deferred-prefill`, `lookup:...`, `draft:...`.
 
-    `counters`: those of a session that count how often it came into play; `session`: what `Session` is given for it.
+    `counters`: those of a session that count how often it came into play; `for_session` makes what `Session` is given
+    for it, of its own for each session.
     """
 
     name: str
     counters: tuple[str, ...]
-    session: Mapping[str, Any] = field(default_factory=dict)
+    for_session: Callable[[], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class CellArms:
     prefix: str = ""
 
     def open(self, arm: Arm, session_id: str) -> Session:
-        extra = self.cell.optimisation.session if arm == "optimised" else {}
+        extra = self.cell.optimisation.for_session() if arm == "optimised" else {}
         return self.world.session(
             self.target, parse_policy("none"), f"{self.prefix}{session_id}", self.n_ctx, extra=extra
         )

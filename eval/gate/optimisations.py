@@ -7,7 +7,7 @@ from kvtape.eval.gate.cells import Optimisation
 
 __all__ = ["DEFERRED_PREFILL", "optimisation_named"]
 
-DEFERRED_PREFILL = Optimisation("deferred-prefill", ("deferred_prefill_calls",), {"defer_prefill": True})
+DEFERRED_PREFILL = Optimisation("deferred-prefill", ("deferred_prefill_calls",), lambda: {"defer_prefill": True})
 
 
 def optimisation_named(text: str) -> Optimisation:

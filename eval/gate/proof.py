@@ -28,6 +28,8 @@ def gate_proof(
     smoke = outcome.smoke
     measures = (
         Measure.judged("quality", "parted_turns", outcome.parted, "turns", equal=0),
+        Measure.judged("quality", "parted_in_smoke", smoke.parted, "conversations", equal=0),
+        Measure.judged("quality", "checkpoints", smoke.checkpoints, "", least=1),
         Measure.judged("quality", "kl", smoke.kl, "nats", most=LIMITS["kl"]),
         Measure.judged("quality", "nll_delta", abs(smoke.nll_delta), "nats", most=LIMITS["nll_delta"]),
         Measure.judged("quality", "top1", smoke.top1, "share", least=LIMITS["top1"]),

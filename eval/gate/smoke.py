@@ -1,13 +1,14 @@
-"""Equal quality: what the optimised session computes, held against the plain one, token by token.
+"""Equal quality: what the optimised session computes, held against the plain one at checkpoints. Untimed.
 
-The plain session answers greedily; the optimised one is made to say the same (teacher-forced), and before each token
-the distributions of both are compared. Two correct runs of a quantised model that cut their batches differently are a
-mean KL of some 0.003 apart, which is why the limits are not 0. Untimed.
+Both answer greedily, as in the timed turns, a few tokens at a time, and after each few the distributions of what comes
+next are compared: they are computed over all rows that the optimised session has made in its own way. The text at a
+checkpoint is the same in both, forced on neither: a session that speculates does so only where it chooses itself. Where
+the tokens part, nothing behind them can be compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -17,30 +18,38 @@ from kvtape.backends.protocol import Logits
 from kvtape.eval.gate.arms import Arms
 from kvtape.eval.gate.turns import Talk
 from kvtape.eval.gate.workloads import Workload
-from kvtape.eval.nll import LogProbs, kl_divergence, log_softmax
+from kvtape.eval.nll import kl_divergence, log_softmax
 
-__all__ = ["LIMITS", "Smoke", "run_smoke"]
+__all__ = ["LIMITS", "STEP_TOKENS", "Smoke", "run_smoke"]
 
 LIMITS = {"kl": 0.01, "nll_delta": 0.02, "top1": 0.9}
-"""Mean KL(plain || optimised), nats, and agreement of the likeliest token: those that replay holds real models to.
-`nll_delta`, nats a token either way: three standard errors of what a mean KL of 0.003 makes of 128 tokens."""
+"""Mean KL(plain || optimised), nats, and agreement of the likeliest token: those that replay holds real models to. Two
+correct runs of a quantised model can be a mean KL of 0.003 apart. `nll_delta`, nats either way, of the plain session's
+likeliest token: three standard errors of what such a KL makes of 128 tokens."""
+
+STEP_TOKENS = 4
+"""Tokens between two checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class Smoke:
-    """`tokens` compared; `used`: how often the optimisation came into play meanwhile, 0 makes the rest worthless."""
+    """`checkpoints` compared; `parted` conversations in which other tokens were generated; `used`: how often the
+    optimisation came into play meanwhile, 0 makes the rest worthless."""
 
-    tokens: int
+    checkpoints: int
     kl: float
     nll_delta: float
     top1: float
     used: int
+    parted: int = 0
 
     @property
     def problem(self) -> str | None:
         """What is beyond its limit, in words; None when nothing is."""
-        if not self.tokens:
-            return "no token was generated to compare"
+        if self.parted:
+            return f"other tokens were generated in {self.parted} conversations of the quality smoke"
+        if not self.checkpoints:
+            return "nothing was generated to compare"
         if self.kl > LIMITS["kl"]:
             return f"mean KL {self.kl:.4g} is above {LIMITS['kl']}"
         if abs(self.nll_delta) > LIMITS["nll_delta"]:
@@ -54,9 +63,8 @@ def run_smoke(
     workload: Workload, conversations: int, arms: Arms, tokenize: Callable[[str], Sequence[int]], *, seed: int
 ) -> Smoke:
     """Compare over `conversations` of the workload."""
-    kls: list[float] = []
-    deltas: list[float] = []
-    agree = used = 0
+    pairs: list[tuple[Logits, Logits]] = []
+    parted = used = 0
     for number in range(conversations):
         conversation = workload.draw(number, seed)
         with ExitStack() as stack:
@@ -64,32 +72,49 @@ def run_smoke(
                 Talk(stack.enter_context(arms.open(arm, f"smoke-{number}-{arm}")), workload, conversation, tokenize)
                 for arm in ("plain", "optimised")
             )
-            for at in range(workload.turns):
-                plain.prompt(at)
-                tokens, said = _watch(plain, workload.answer, None)
-                optimised.prompt(at)
-                _, other = _watch(optimised, len(tokens), tokens)
-                for token, a, b in zip(tokens, said, other, strict=True):
-                    kls.append(kl_divergence(a, b))
-                    deltas.append(float(a[token] - b[token]))
-                    agree += int(a.argmax() == b.argmax())
-                plain.answered(tokens)
-                optimised.answered(tokens)
+            try:
+                for at in range(workload.turns):
+                    pairs += _compare(plain, optimised, at, workload.answer)
+            except _Parted:
+                parted += 1
             used += arms.used(optimised.session)
-    n = len(kls)
-    mean = (float(np.mean(kls)), float(np.mean(deltas)), agree / n) if n else (0.0, 0.0, 0.0)
-    return Smoke(n, *mean, used)
+    return _judged(pairs, used, parted)
 
 
-def _watch(talk: Talk, n: int, forced: Sequence[int] | None) -> tuple[tuple[int, ...], list[LogProbs]]:
-    """Generate up to `n` tokens, those `forced` where given; the log-probabilities before each of them."""
-    seen: list[LogProbs] = []
+class _Parted(Exception):
+    """Both were asked the same and said something else."""
 
-    def choose(logits: Logits) -> int:
-        seen.append(log_softmax(logits))
-        return int(logits.argmax()) if forced is None else int(forced[len(seen) - 1])
 
-    if n == 0:
-        return (), []
-    tokens = talk.session.decode(n, choose=choose, stop_tokens=None if forced is None else frozenset()).tokens
-    return tokens, seen[: len(tokens)]
+def _compare(plain: Talk, optimised: Talk, number: int, answer: int) -> Iterator[tuple[Logits, Logits]]:
+    """One turn in both: the logits of each at the checkpoints. Raises _Parted where their tokens part."""
+    said: list[int] = []
+    for talk in (plain, optimised):
+        talk.prompt(number)
+    while len(said) < answer:
+        n = min(STEP_TOKENS, answer - len(said))
+        one, other = (talk.session.decode(n).tokens for talk in (plain, optimised))
+        if one != other:
+            raise _Parted
+        said += one
+        a, b = plain.session.logits, optimised.session.logits
+        if one and a is not None and b is not None:
+            yield a.copy(), b.copy()
+        if len(one) < n:
+            break
+    for talk in (plain, optimised):
+        talk.answered(said)
+
+
+def _judged(pairs: Sequence[tuple[Logits, Logits]], used: int, parted: int) -> Smoke:
+    kls: list[float] = []
+    deltas: list[float] = []
+    agree = 0
+    for a, b in pairs:
+        one, other = log_softmax(a), log_softmax(b)
+        token = int(one.argmax())
+        kls.append(kl_divergence(one, other))
+        deltas.append(float(one[token] - other[token]))
+        agree += token == int(other.argmax())
+    if not pairs:
+        return Smoke(0, 0.0, 0.0, 0.0, used, parted)
+    return Smoke(len(pairs), float(np.mean(kls)), float(np.mean(deltas)), agree / len(pairs), used, parted)

@@ -20,7 +20,7 @@ from support.planted import PlantedArms
 pytestmark = pytest.mark.contract("I7")
 
 SMALL = replace(WORKLOADS["chat"], turns=2, answer=3)
-GOOD = Smoke(tokens=64, kl=0.0, nll_delta=0.0, top1=1.0, used=4)
+GOOD = Smoke(checkpoints=64, kl=0.0, nll_delta=0.0, top1=1.0, used=4)
 
 
 def asked(arms: PlantedArms, *, conversations: int = 4, threads: int = 1, smoke: Smoke = GOOD) -> Outcome:
@@ -106,7 +106,8 @@ def test_what_never_came_into_play_is_not_let_through() -> None:
         ({"kl": 2 * LIMITS["kl"]}, "mean KL 0.02 is above 0.01"),
         ({"nll_delta": -0.03}, "NLL differs by -0.03, more than 0.02"),
         ({"top1": 0.5}, "the likeliest token agrees in 0.500, less than 0.9"),
-        ({"tokens": 0}, "no token was generated to compare"),
+        ({"checkpoints": 0}, "nothing was generated to compare"),
+        ({"parted": 1}, "other tokens were generated in 1 conversations of the quality smoke"),
     ],
 )
 def test_worse_quality_is_never_let_through(worse: dict[str, Any], why: str) -> None:
@@ -142,11 +143,21 @@ def test_which_clock_decides(threads: int, cpu: float, wall: float, verdict: str
 
 def test_the_smoke_compares_what_both_compute() -> None:
     same = run_smoke(SMALL, 2, PlantedArms(), PlantedArms.tokenize, seed=5)
-    assert same == Smoke(tokens=12, kl=0.0, nll_delta=0.0, top1=1.0, used=4)
+    assert same == Smoke(checkpoints=4, kl=0.0, nll_delta=0.0, top1=1.0, used=4)
     assert same.problem is None
-    bent = run_smoke(SMALL, 2, PlantedArms(errs_at=2), PlantedArms.tokenize, seed=5)
-    assert bent.kl > LIMITS["kl"]
-    assert bent.problem is not None
+    longer = run_smoke(replace(SMALL, answer=9), 1, PlantedArms(), PlantedArms.tokenize, seed=5)
+    assert longer.checkpoints == 2 * 3
+    # The rest of a conversation is not compared once its tokens have parted.
+    parted = run_smoke(SMALL, 2, PlantedArms(errs_at=2), PlantedArms.tokenize, seed=5)
+    assert (parted.parted, parted.problem is None) == (2, False)
+
+
+def test_the_smoke_sees_numbers_that_drift_while_the_tokens_are_the_same() -> None:
+    bent = run_smoke(SMALL, 2, PlantedArms(blurs=0.5), PlantedArms.tokenize, seed=5)
+    assert (bent.parted, bent.top1) == (0, 1.0)
+    assert bent.kl > 0
+    assert bent.nll_delta != 0
+    assert "NLL differs" in (bent.problem or "") or "mean KL" in (bent.problem or "")
 
 
 def test_a_tie_of_no_time_is_an_error_not_a_verdict() -> None:

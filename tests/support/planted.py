@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -48,10 +48,12 @@ class _Costly(ToyBackend):
 
         run = super().decode_until(n, limit, tape_start, logits, bent)
         self._arms.spend(self._arm, len(run.tokens))
-        return run
+        return replace(run, logits=self._bent(run.logits))
 
     def _bent(self, logits: Logits) -> Logits:
         errs = self._arm == "optimised" and self._arms.errs_at is not None and self._decoded > self._arms.errs_at
+        if self._arm == "optimised" and self._arms.blurs:
+            logits = (logits * (1 - self._arms.blurs)).astype(np.float32)
         return np.roll(logits, 1) if errs else logits
 
 
@@ -60,7 +62,8 @@ class PlantedArms:
     """The optimised arm takes `factor` of the plain one's CPU time, and `wall_factor` of its wall time.
 
     `noise`: deviation of the logarithm of each operation's cost, drawn from `seed`. `uses`: what each optimised turn
-    counts as. `errs_at`: tokens after which the optimised arm says something else.
+    counts as. `errs_at`: tokens after which the optimised arm says something else. `blurs`: its distributions are
+    flatter, by this share of the logits, and its tokens the same.
     """
 
     factor: float = 1.0
@@ -69,6 +72,7 @@ class PlantedArms:
     seed: int = 0
     uses: int = 1
     errs_at: int | None = None
+    blurs: float = 0.0
     opened: list[str] = field(default_factory=list)
     closed: int = 0
 
