@@ -146,6 +146,35 @@ def test_types_that_the_plugin_itself_refuses(kv_type: str, words: str) -> None:
         compiled_runner(Profile(kv_type, kv_type, 1).properties())
 
 
+def test_keys_of_i8_are_taken_by_name_only() -> None:
+    with pytest.raises(RuntimeError, match="but gets i8"):
+        compiled_runner(Profile("i8", "u8", 1).properties() | {"KV_CACHE_PRECISION": "u8"})
+    with pytest.raises(RuntimeError, match="VALUE_CACHE_PRECISION"):
+        compiled_runner(Profile("u8", "i8", 1).properties())
+
+
+def test_f16_inference_is_bf16_inference() -> None:
+    kept = keep("f32", "f32", more={"INFERENCE_PRECISION_HINT": "f16"})
+    assert kept_as(kept.keys, kept.stored_keys, "bf16") == "bf16"
+
+
+def test_values_by_channel_are_values_by_row() -> None:
+    kept = keep("u8", "u8", more={"VALUE_CACHE_QUANT_MODE": "BY_CHANNEL"})
+    assert kept_as(kept.values, kept.stored_values, "f32") == "u8"
+
+
+def test_rows_that_were_read_do_not_go_back_as_they_were() -> None:
+    """Why u8 needs the host copy, and why what is written under bf16 inference is rounded first."""
+    kept = keep("u8", "u8")
+    kept.runner.load(kept.stored_keys, kept.stored_values)
+    again = np.stack(kept.runner.states().keys)
+    assert not np.array_equal(again, kept.stored_keys)
+    np.testing.assert_allclose(again, kept.stored_keys, atol=1e-5)
+    kept = keep("u8", "u8", "bf16")
+    kept.runner.load(kept.keys, kept.values)
+    assert (np.stack(kept.runner.states().keys) != kept.stored_keys).mean() > 0.5
+
+
 @pytest.mark.parametrize(("keys", "values", "lives"), [("u8", "u8", True), ("u4", "u8", False), ("u8", "u4", False)])
 def test_writing_u4_rows_ends_the_process(keys: str, values: str, lives: bool) -> None:
     command = [sys.executable, str(Path(openvino_aborts.__file__)), str(tiny_path("llama-two-kv-heads")), keys, values]
