@@ -80,3 +80,27 @@ def test_keys_that_are_no_plain_rotation_have_none(spoil: object) -> None:
     found = find_rotation(rows, PROBE_POSITIONS, 32, (10000.0,))
     assert isinstance(found, str)
     assert "layer 1" in found
+
+
+written = st.lists(st.floats(1e-4, 1.0), min_size=8, max_size=8, unique=True).map(lambda turns: (1.0, *turns))
+
+
+@given(written, st.sampled_from(["interleaved", "halves"]), st.integers(0, 99))
+def test_frequencies_that_a_model_has_written_down_are_found(turns: tuple[float, ...], pairs: str, seed: int) -> None:
+    how = LayerRotation(pairs, 18, 0.0, turns)  # type: ignore[arg-type]
+    found = find_rotation(alone(how, seed)[None], PROBE_POSITIONS, 18, (10000.0,), frequencies=turns)
+    assert found == Rotation((how,))
+
+
+def test_what_is_written_down_is_taken_before_a_base_that_explains_the_keys_as_well() -> None:
+    plain = LayerRotation("halves", 32, 10000.0)
+    turns = tuple(float(t) for t in plain.turns.astype(np.float32))
+    found = find_rotation(alone(plain)[None], PROBE_POSITIONS, 32, (10000.0,), frequencies=turns)
+    assert isinstance(found, Rotation)
+    assert found.layers[0].frequencies == turns
+
+
+def test_frequencies_that_do_not_explain_the_keys_leave_the_bases() -> None:
+    plain = LayerRotation("halves", 32, 10000.0)
+    found = find_rotation(alone(plain)[None], PROBE_POSITIONS, 32, (10000.0,), frequencies=(0.5,) * 16)
+    assert found == Rotation((plain,))

@@ -331,7 +331,7 @@ def test_options_of_the_session_win_over_those_of_the_engine() -> None:
     engine = OpenVinoEngine.load(tiny_path("llama"), {"mirror": "off"})
     asked = dataclasses.replace(tiny_session().config, options={"mirror": "on"})
     assert engine.open(asked).capabilities.remove_middle is True
-    with pytest.raises(UsageError, match="allowed: kv, memory, mirror, scores"):
+    with pytest.raises(UsageError, match="allowed: inference, kv, memory, mirror, scores, trained"):
         OpenVinoEngine.load(tiny_path("llama"), {"mirro": "off"})
 
 
