@@ -17,8 +17,10 @@ from kvtape.backends.openvino.storage import PAIRS
 from kvtape.backends.proofs.machine import machine_class
 from kvtape.backends.proofs.rows import Measure, ProofRow
 from kvtape.backends.proofs.store import PROOFS_VARIABLE, add_rows
+from kvtape.backends.protocol import SessionConfig
 from kvtape.planner.layout import Segment
 from support.attention import ScoredOracle, assert_mass
+from support.openvino_ir import tiny_ir_engine
 from support.openvino_machine import Machine
 from support.openvino_tiny import assert_whole, same_rows, tiny_engine, tiny_path, tiny_session, tokens
 from support.oracle import OracleModel
@@ -254,6 +256,24 @@ def test_u8_rows_are_cut_only_where_they_are_certified(
     with pytest.raises(UnsupportedOperation, match="remove_middle is false: k=u8,v=u8"):
         backend.evict(2, 5)
     assert_whole(backend)
+
+
+@pytest.mark.parametrize(("keys", "values"), [("u8", "u8"), ("bf16", "u8")])
+def test_a_model_directory_keeps_the_same_types(keys: str, values: str) -> None:
+    config = {"kv_type_k": keys, "kv_type_v": values, "cold_budget_tokens": 64}
+    backend = tiny_ir_engine(MODEL, "f16").open(SessionConfig(n_ctx=256, chunk=16, **config, **ASKED))
+    assert isinstance(backend, OpenVinoBackend)
+    backend.prefill(tokens(30), 0)
+    before = backend.witness()
+    block = backend.export_block(5, 12)
+    backend.evict(5, 12)
+    backend.shift(12, 30, -7)
+    assert_whole(backend)
+    backend.shift(5, 23, 7)
+    backend.admit(block, 5, 5)
+    assert_whole(backend)
+    for was, now in zip(before.rows.keys, backend.witness().rows.keys, strict=True):
+        np.testing.assert_array_equal(was, now)
 
 
 def test_exact_types_need_no_proof_to_be_cut() -> None:
