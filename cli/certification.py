@@ -25,6 +25,7 @@ from kvtape.eval.certification.catalog import Knob, chosen_knobs
 from kvtape.eval.certification.certifying import Certifier
 from kvtape.eval.certification.report import rows_body, table
 from kvtape.eval.certification.smoke import FULL, QUICK, smoke_of
+from kvtape.eval.certification.thresholds import judged_today
 from kvtape.replay.targets import Target, parse_target
 
 __all__ = ["Asked", "run_certify"]
@@ -94,9 +95,10 @@ def _rows(knob: Knob, certifier: Certifier, found: dict[str, ProofRow]) -> list[
 
 
 def _stands(row: ProofRow, certifier: Certifier, version: str, fingerprint: str) -> bool:
-    """Whether a kept row says what a new one would."""
+    """Whether a kept row says what a new one would: measured the same way, held to the thresholds of today."""
     here = ("certification", fingerprint, certifier.name, version, machine_class(), row.subject)
-    return row.place == here and row.settings == certifier.smoke.settings
+    same = row.place == here and row.settings == certifier.smoke.settings
+    return same and all(measure == judged_today(measure) for measure in row.measures)
 
 
 def _certifier(asked: Asked, target: Target) -> tuple[Certifier, str, str]:

@@ -57,7 +57,7 @@ def shift_measures(best: Predictions, other: Predictions, shifts: int) -> list[M
     return [
         judged("shift", "nll_delta", delta),
         judged("shift", "kl", kl),
-        Measure.judged("shift", "top1", top1, "share"),
+        judged("shift", "top1", top1),
         Measure.judged("shift", "shifts", shifts, "shifts"),
     ]
 

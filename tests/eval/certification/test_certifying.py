@@ -21,7 +21,7 @@ from kvtape.eval.certification.certifying import Certifier, OpenEngine
 from kvtape.eval.certification.quality import Predictions, compared
 from kvtape.eval.certification.report import COLUMNS, rows_body, table
 from kvtape.eval.certification.smoke import FULL, QUICK, Sizes, Smoke, smoke_of
-from kvtape.eval.certification.thresholds import THRESHOLDS, judged
+from kvtape.eval.certification.thresholds import THRESHOLDS, judged, judged_today
 from kvtape.eval.certification.verdicts import outcome_of
 from kvtape.testing.toy import TOY_CAPABILITIES, ToyBackend
 from kvtape.testing.toy_model import N_VOCAB
@@ -252,6 +252,16 @@ def test_every_threshold_names_its_source_and_is_alone() -> None:
     assert len({(t.ability, t.name) for t in THRESHOLDS}) == len(THRESHOLDS)
     with pytest.raises(KeyError, match="no threshold"):
         judged("quality", "cosine", 1.0)
+
+
+def test_a_number_is_judged_anew_by_the_table_of_today() -> None:
+    old = Measure(ability="shift", name="top1", value=0.5, unit="share", verdict="pass", reason="said once")
+    anew = judged_today(old)
+    assert (anew.verdict, anew.threshold, anew.bound, anew.reason) == ("fail", 0.9, "least", "said once")
+    assert judged_today(anew) == anew
+    told = Measure(ability="quality", name="nll", value=3.0, unit="nats/token", verdict="pass")
+    refused = Measure(ability="shift", name="kl", verdict="refused", reason="no")
+    assert (judged_today(told), judged_today(refused)) == (told, refused)
 
 
 def test_what_was_not_measured_is_no_pass() -> None:
