@@ -33,6 +33,7 @@ from kvtape.backends.prefix import Reuse
 from kvtape.backends.protocol import AttentionMass, Backend, Choose, Clock, EventSink, Logits
 from kvtape.backends.shadow import Shadow
 from kvtape.backends.speculation.drafter import Drafter
+from kvtape.backends.speculation.spec import Speculation
 from kvtape.backends.verifying import Verifier, as_verifier
 from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.deferral import DEFERRED
@@ -79,7 +80,7 @@ class Session(GuardedSession):
     `set_policy`, `logits`) computes it before it begins. `resident` speaks of what was computed.
 
     With `speculation` a decode looks at proposed tokens, several in a call of the engine, and generates the same ones
-    (see `backends.speculation`). The drafter ends with the session.
+    (see `backends.speculation`). What it opens ends with the session.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Session(GuardedSession):
         evict_by: str = "native",
         shadow: Shadow | None = None,
         defer_prefill: bool = False,
-        speculation: Drafter | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         precision = check_precision(backend)
         if speculation is not None and isinstance(why := as_verifier(backend), str):
@@ -113,7 +114,7 @@ class Session(GuardedSession):
             allow_recompute=may_recompute(backend, evict_by, allow_recompute),
             evict_by_recompute=evict_by == "recompute",
             precision=precision,
-            drafter=speculation,
+            drafter=None if speculation is None else speculation.open(backend),
         )
         super().__init__(parts, shadow)
         self._restore_cost: dict[str, int] | None = None

@@ -27,6 +27,7 @@ from kvtape.cli import (
     gate,
     import_,
     merge,
+    model_list,
     record,
     redact,
     repair,
@@ -74,6 +75,7 @@ app.command()(serve.serve)
 app.command()(explain.explain)
 app.command("eval")(evaluate)
 app.command()(gate.gate)
+app.add_typer(model_list.models)
 app.command()(repair.repair)
 app.command()(merge.merge)
 app.command()(redact.redact)

@@ -11,6 +11,7 @@ from kvtape.cli.args import AnyModelPath, AsJson, Chunk, Threads
 from kvtape.cli.deferral import DeferPrefill
 from kvtape.cli.isolation import Deadline, Isolate
 from kvtape.cli.precision import Flash, KvType, Uncertified
+from kvtape.cli.speculating import Speculate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from kvtape.backends.clock import StoppableClock
     from kvtape.backends.protocol import Backend, Engine, SessionConfig
     from kvtape.backends.shadow import Shadow
+    from kvtape.backends.speculation.spec import Speculation
     from kvtape.cli.prompts import Script
     from kvtape.planner.specs import PolicySpec
 
@@ -73,6 +75,7 @@ def record(
     flash: Flash = None,
     uncertified: Uncertified = False,
     defer_prefill: DeferPrefill = "off",
+    speculate: Speculate = None,
     isolate: Isolate = False,
     deadline: Deadline = None,
     as_json: AsJson = False,
@@ -92,6 +95,7 @@ def record(
     from kvtape.backends.protocol import SessionConfig
     from kvtape.backends.registry import check_fits
     from kvtape.backends.shadow import DEFAULT_EVERY
+    from kvtape.backends.speculation.spec import parse_speculation
     from kvtape.cli.deferral import check_choice
     from kvtape.cli.isolation import engine_opener
     from kvtape.cli.models import demo_model, trained_context
@@ -108,6 +112,7 @@ def record(
         raise UsageError("--score-every says how finely --score-all measures; give both")
     check_choice(defer_prefill)
     open_engine = engine_opener(isolate=isolate, deadline=deadline)
+    speculation = None if speculate is None else parse_speculation(speculate, open_engine)
     spec = parse_policy(policy)
     target = parse_target(backend)
     make: Callable[[Engine], Script]
@@ -146,6 +151,7 @@ def record(
             content=content,
             score_every=every,
             defer_prefill=defer_prefill,
+            speculation=speculation,
             chat=chat is not None,
             as_json=as_json,
         )
@@ -165,6 +171,7 @@ def _run(
     content: bool,
     score_every: int | None,
     defer_prefill: str,
+    speculation: Speculation | None,
     chat: bool,
     as_json: bool,
 ) -> int:
@@ -178,7 +185,7 @@ def _run(
     from kvtape.cli.recording import interruptible, live_run, recording
 
     clock = StoppableClock(MonotonicClock())
-    kv = _open(engine, config, policy, script, way)
+    kv = _open(engine, config, policy, script, way, speculation)
     deferring = defers(defer_prefill, kv, chat=chat)
     shadow = None if score_every is None else _shadow(engine, kv, config, clock, script, score_every)
     asked = asked | {
@@ -192,6 +199,7 @@ def _run(
         "model": engine.facts.fingerprint,
     }
     asked |= {"defer_prefill": True} if deferring else {}
+    asked |= {} if speculation is None else {"speculation": speculation.spec}
     run = live_run(asked, engine, clock, log=log, prompt=script.prompt)
     said: list[int] = []
     begun = interrupted = False
@@ -209,6 +217,7 @@ def _run(
                 evict_by=way,
                 shadow=shadow,
                 defer_prefill=deferring,
+                speculation=speculation,
             ) as session:
                 begun = True
                 try:
@@ -231,14 +240,26 @@ def _run(
     return 0
 
 
-def _open(engine: Engine, config: SessionConfig, policy: PolicySpec, script: Script, way: str) -> Backend:
+def _open(
+    engine: Engine,
+    config: SessionConfig,
+    policy: PolicySpec,
+    script: Script,
+    way: str,
+    speculation: Speculation | None = None,
+) -> Backend:
     """The native context, once it is certain that policy and prompt fit it."""
-    from kvtape.backends.errors import ContextOverflow
+    from kvtape.backends.errors import ContextOverflow, UnsupportedOperation
     from kvtape.backends.feasible import check_policy, check_precision
+    from kvtape.backends.verifying import as_verifier
 
     kv = engine.open(config)
     try:
         check_policy(policy, kv, evict_by=way, precision=check_precision(kv))
+        if speculation is not None:
+            if isinstance(why := as_verifier(kv), str):
+                raise UnsupportedOperation("--speculate", why)
+            speculation.check(kv)
         if not policy.evicts and script.n_tokens > kv.n_ctx:
             raise ContextOverflow(
                 script.n_tokens, kv.n_ctx, "policy none never evicts; raise --n-ctx or choose a stream policy"
@@ -286,6 +307,12 @@ def _report(log: Path, said: str, *, as_json: bool) -> None:
             body |= {
                 "deferred_prefill_calls": sum(e.deferred_prefill_calls or 0 for e in folded),
                 "deferred_prefill_tokens": sum(e.deferred_prefill_tokens or 0 for e in folded),
+            }
+        drafted = [e for e in events if e.drafted_tokens is not None]
+        if drafted:
+            body |= {
+                "drafted_tokens": sum(e.drafted_tokens or 0 for e in drafted),
+                "accepted_tokens": sum(e.accepted_tokens or 0 for e in drafted),
             }
         scored = [e for e in events if e.op == "score" and e.reason == DENSE]
         if scored:

@@ -149,12 +149,24 @@ IDENTITIES: tuple[Identity, ...] = (
     ),
     _simple(
         "decode",
-        "a generated token is one engine call and one position on the tape",
+        "a generated token is one engine call, unless it was drafted, and one position on the tape",
         "op = 'decode' AND completion_tokens IS NOT NULL",
-        "completion_tokens <> n_tokens OR coalesce(decode_calls, completion_tokens) <> completion_tokens "
-        "OR (stop IS NOT NULL AND stop - start <> n_tokens)",
+        "completion_tokens <> n_tokens OR (stop IS NOT NULL AND stop - start <> n_tokens) "
+        "OR (drafted_tokens IS NULL AND coalesce(decode_calls, completion_tokens) <> completion_tokens)",
         "format('{} tokens, {} generated in {} calls', n_tokens, completion_tokens, "
         "coalesce(decode_calls, completion_tokens))",
+    ),
+    _simple(
+        "drafts",
+        "a drafted token is accepted or rejected, and what is generated was accepted or is one of a call",
+        "coalesce(drafted_tokens, accepted_tokens, rejected_tokens) IS NOT NULL",
+        "op <> 'decode' OR drafted_tokens IS DISTINCT FROM accepted_tokens + rejected_tokens "
+        "OR coalesce(accepted_tokens >= completion_tokens, true) "
+        "OR coalesce(completion_tokens > accepted_tokens + decode_calls, true)",
+        "format('drafted {}, accepted {}, rejected {}: {} generated in {} calls', "
+        "coalesce(drafted_tokens::VARCHAR, '-'), coalesce(accepted_tokens::VARCHAR, '-'), "
+        "coalesce(rejected_tokens::VARCHAR, '-'), coalesce(completion_tokens::VARCHAR, '-'), "
+        "coalesce(decode_calls::VARCHAR, '-'))",
     ),
     Identity("asked", "no more is generated than was asked for", "op = 'generate'", _ASKED),
     _simple(

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtape.backends.errors import KvtapeError
-from kvtape.backends.protocol import Backend, Logits
+from kvtape.backends.protocol import Backend, Engine, Logits
 from kvtape.backends.speculation.drafter import DraftFailed
 
 __all__ = ["DraftModel"]
 
 
 class DraftModel:
-    """A session of the draft engine, which this owns, and the stretch of the tape that it holds.
+    """A session of the draft engine, which this owns, as it does `engine`, and the stretch of the tape that it holds.
 
     It keeps what it has in common with the tape and computes the rest. When its own context is full it goes on from
     the last half of it: its proposals get worse then, which costs time and nothing else.
     """
 
-    def __init__(self, backend: Backend, *, name: str, tokens: int = 4) -> None:
+    def __init__(self, backend: Backend, *, name: str, tokens: int = 4, engine: Engine | None = None) -> None:
         self.spec = f"draft:model={name},tokens={tokens}"
-        self._backend, self._tokens = backend, tokens
+        self._backend, self._tokens, self._engine = backend, tokens, engine
         self._held: list[int] = []
         self._base = 0
 
@@ -61,6 +61,9 @@ class DraftModel:
     def close(self) -> None:
         """See `Drafter`."""
         self._backend.close()
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
 
 def _greedy(logits: Logits) -> int:

@@ -115,6 +115,8 @@ def works_of(event: Event, resident: int, turned: int, row_bytes: int, behind: i
     Empty for an event that costs nothing or says too little.
     """
     n = event.n_tokens or 0
+    if event.drafted_tokens is not None:
+        return ()  # a run of calls for several tokens says nothing of what one token costs
     if event.op in _COMPUTES:
         return (Work(_COMPUTES[event.op], n, resident, 0, turned, behind),)
     if event.op == Op.EVICT:

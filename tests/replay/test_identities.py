@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kvtape.backends.clock import ManualClock
 from kvtape.backends.errors import KvtapeError
 from kvtape.backends.session import Session
+from kvtape.backends.speculation.lookup import PromptLookup
 from kvtape.planner.events import Event, Op
 from kvtape.planner.plan import PlanError
 from kvtape.planner.specs import parse_policy
@@ -117,9 +118,10 @@ def take(session: Session, toy: ToyBackend, kind: str, a: Any, tokens: Any) -> N
         toy.faults = {a}
 
 
-def whole_session(*, defer: bool = False) -> list[Event]:
-    """One that has a row for every identity, of sessions that defer or of the others."""
+def whole_session(*, defer: bool = False, drafts: bool = False) -> list[Event]:
+    """One that has a row for every identity, of sessions that defer, that speculate, or of the others."""
     session, _, sink = make("none:hole=refill,block=4", cold=0, defer=defer)
+    session._parts.drafter = Wild() if drafts else None
     session.ensure_prefix(list(range(20)))
     session.decode(3)
     session.evict(4, 8)
@@ -136,7 +138,15 @@ def forged(events: list[Event], op: Op, needs: str, **columns: Any) -> tuple[lis
     return [*events[:i], dataclasses.replace(events[i], **columns), *events[i + 1 :]], events[i].seq
 
 
+class Wild(PromptLookup):
+    """Proposes always."""
+
+    def draft(self, tape: Sequence[int], at_most: int) -> Sequence[int]:
+        return [1, 2]
+
+
 OF_DEFERRAL = ("waiting", "folded")
+OF_SPECULATION = ("drafts",)
 FORGERIES: dict[str, tuple[Op, str, dict[str, Any]]] = {
     "prefix": (Op.PREFILL, "reused", {"reused": 7}),
     "dropped": (Op.PREFILL, "reused", {"dropped": 5}),
@@ -146,6 +156,7 @@ FORGERIES: dict[str, tuple[Op, str, dict[str, Any]]] = {
     "folded": (Op.PREFILL, "deferred_prefill_tokens", {"deferred_prefill_tokens": 1}),
     "prefill": (Op.PREFILL, "reused", {"physical_prefill_tokens": 1}),
     "decode": (Op.DECODE, "completion_tokens", {"decode_calls": 99}),
+    "drafts": (Op.DECODE, "drafted_tokens", {"rejected_tokens": 9}),
     "asked": (Op.GENERATE, "n_tokens", {"n_tokens": 1}),
     "recomputed": (Op.RECOMPUTE, "recomputed_tokens", {"recomputed_tokens": 3}),
     "source": (Op.DECODE, "completion_tokens", {"token_count_source": None}),
@@ -154,7 +165,7 @@ FORGERIES: dict[str, tuple[Op, str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", [identity.name for identity in IDENTITIES])
 def test_each_identity_finds_its_forgery_and_names_the_row(name: str) -> None:
-    events = whole_session(defer=name in OF_DEFERRAL)
+    events = whole_session(defer=name in OF_DEFERRAL, drafts=name in OF_SPECULATION)
     assert broken(events) == {}
     op, needs, columns = FORGERIES[name]
     changed, seq = forged(events, op, needs, **columns)
@@ -178,9 +189,27 @@ def test_a_source_that_says_little_claims_little() -> None:
 
 def test_every_identity_was_held_against_a_row() -> None:
     rows = {c.name: c.rows for c in checked(whole_session())}
-    assert all(n for name, n in rows.items() if name not in OF_DEFERRAL), rows
+    assert all(n for name, n in rows.items() if name not in (*OF_DEFERRAL, *OF_SPECULATION)), rows
     rows = {c.name: c.rows for c in checked(whole_session(defer=True))}
     assert all(rows[name] for name in OF_DEFERRAL), rows
+    assert all(c.rows for c in checked(whole_session(drafts=True)) if c.name in OF_SPECULATION)
+
+
+@pytest.mark.contract("I7")
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"accepted_tokens": 2, "rejected_tokens": 0},
+        {"accepted_tokens": None},
+        {"decode_calls": 0},
+        {"drafted_tokens": 1},
+    ],
+)
+def test_drafts_that_do_not_add_up_are_found(columns: dict[str, Any]) -> None:
+    events = whole_session(drafts=True)
+    assert broken(events) == {}
+    changed, seq = forged(events, Op.DECODE, "drafted_tokens", **columns)
+    assert seq in [row for row, _ in broken(changed)["drafts"]]
 
 
 def test_a_backend_that_cannot_count_is_labelled() -> None:

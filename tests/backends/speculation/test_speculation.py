@@ -18,6 +18,7 @@ from kvtape.backends.session import Session
 from kvtape.backends.speculation.draft_model import DraftModel
 from kvtape.backends.speculation.drafter import Drafter, DraftFailed
 from kvtape.backends.speculation.lookup import PromptLookup
+from kvtape.backends.speculation.spec import Speculation
 from kvtape.planner.events import Event, Op
 from kvtape.planner.layout import Layout
 from kvtape.planner.residency import fold
@@ -80,7 +81,13 @@ def play(
     """Turns of (prompt tokens, tokens to generate) on one session; what is left of it."""
     sink, stopped = ListSink(), []
     session = Session(
-        backend, parse_policy(policy), sink, ManualClock(), run_id="r", session_id="s", speculation=drafter
+        backend,
+        parse_policy(policy),
+        sink,
+        ManualClock(),
+        run_id="r",
+        session_id="s",
+        speculation=None if drafter is None else Speculation(drafter.spec, lambda _: drafter),
     )
     with session:
         for turn, (n_prompt, n) in enumerate(turns):
@@ -260,7 +267,13 @@ def test_choices_that_are_near_are_made_by_a_call_of_their_own(shape: list[tuple
 def opened(backend: Backend, drafter: Drafter) -> tuple[Session, ListSink]:
     sink = ListSink()
     session = Session(
-        backend, parse_policy("none"), sink, ManualClock(), run_id="r", session_id="s", speculation=drafter
+        backend,
+        parse_policy("none"),
+        sink,
+        ManualClock(),
+        run_id="r",
+        session_id="s",
+        speculation=Speculation(drafter.spec, lambda _: drafter),
     )
     session.ensure_prefix([5, 6, 7, 8])
     return session, sink

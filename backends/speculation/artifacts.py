@@ -1,0 +1,176 @@
+"""The user's models by name: an explicit list of files, each with its hash and the role that it was added for.
+
+A draft model is found by its name alone, and only while its file is the one that was added: what is run beside a
+session is never just whatever lies at a path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvtape.backends.errors import UsageError
+from kvtape.backends.user_files import alone, data_file, write_whole
+from kvtape.capacity.model import read_model
+
+__all__ = [
+    "MODELS_VARIABLE",
+    "Artifact",
+    "ArtifactState",
+    "Role",
+    "add_artifact",
+    "artifact_named",
+    "artifacts",
+    "file_hash",
+    "models_path",
+    "remove_artifact",
+    "state_of",
+]
+
+MODELS_VARIABLE: Final = "KVTAPE_MODELS"
+_SCHEMA: Final = "kvtape.models/1"
+
+Role = Literal["target", "draft"]
+ArtifactState = Literal["ok", "changed", "missing"]
+
+
+class Artifact(BaseModel):
+    """`file`: absolute path of a GGUF, or of an OpenVINO model directory. `sha256`: see `file_hash`.
+
+    `fingerprint`: see capacity.model.fingerprint.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")
+    file: str = Field(min_length=1)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    fingerprint: str = Field(min_length=1)
+    role: Role
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_name: str = Field(alias="schema")
+    models: tuple[Artifact, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    path: Path
+
+    def read(self) -> tuple[Artifact, ...]:
+        if not self.path.exists():
+            return ()
+        remedy = "restore the file or remove it"
+        try:
+            found = _Document.model_validate_json(self.path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as err:
+            raise UsageError(f"{self.path}: the models cannot be read ({err}); {remedy}") from None
+        except ValidationError as err:
+            first = err.errors()[0]
+            at = ".".join(str(part) for part in first["loc"]) or "the document"
+            raise UsageError(f"{self.path}: no list of models ({at}: {first['msg']}); {remedy}") from None
+        if found.schema_name != _SCHEMA:
+            raise UsageError(f"{self.path}: schema {found.schema_name!r}, this kvtape reads {_SCHEMA}; upgrade kvtape")
+        return found.models
+
+    def write(self, models: Sequence[Artifact]) -> None:
+        rows = sorted(models, key=lambda m: m.name)
+        lines = ",\n".join(json.dumps(row.model_dump(), sort_keys=True, ensure_ascii=False) for row in rows)
+        write_whole(self.path, f'{{"schema": "{_SCHEMA}", "models": [\n{lines}\n]}}\n')
+
+
+def models_path() -> Path:
+    """The list: what KVTAPE_MODELS names, else `kvtape/models.json` in the user's data folder."""
+    return data_file("models.json", MODELS_VARIABLE)
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 hex of a file; of a directory over the names and hashes of its files. Raises UsageError."""
+    try:
+        if path.is_dir():
+            files = sorted(p for p in path.rglob("*") if p.is_file())
+            told = "".join(f"{p.relative_to(path).as_posix()} {file_hash(p)}\n" for p in files)
+            return hashlib.sha256(told.encode()).hexdigest()
+        with path.open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+    except OSError as err:
+        raise UsageError(f"{path}: cannot be read ({err.strerror}); give the path of a model") from None
+
+
+def artifacts(path: Path | None = None) -> tuple[Artifact, ...]:
+    """All models by name. Raises UsageError, which names the list, for a damaged one."""
+    return _Place(path or models_path()).read()
+
+
+def add_artifact(name: str, file: Path, role: str, path: Path | None = None) -> Artifact:
+    """Add a model, durably. Raises UsageError for a name that is taken or no name, another role, no model; OSError."""
+    if role not in get_args(Role):
+        raise UsageError(f"role {role!r}: choose one of {', '.join(get_args(Role))}")
+    if not file.exists():
+        raise UsageError(f"{file}: no such model file; give the path of a GGUF")
+    whole = file.resolve()
+    try:
+        known = {"sha256": file_hash(whole), "fingerprint": read_model(whole).fingerprint}
+        made = Artifact.model_validate({"name": name, "file": str(whole), "role": role, **known})
+    except ValidationError:
+        raise UsageError(f"name {name!r}: begin with a letter or digit, go on with those and ._-") from None
+    place = _Place(path or models_path())
+    with alone(place.path):
+        there = place.read()
+        if any(m.name == name for m in there):
+            raise UsageError(f"{name}: is there already; remove it first, or choose another name")
+        place.write([*there, made])
+    return made
+
+
+def remove_artifact(name: str, path: Path | None = None) -> Artifact:
+    """Take a model off the list; its file stays. Raises UsageError for an unknown name, OSError."""
+    place = _Place(path or models_path())
+    with alone(place.path):
+        there = place.read()
+        gone = _found(there, name, place.path)
+        place.write([m for m in there if m.name != name])
+    return gone
+
+
+def artifact_named(name: str, role: Role, path: Path | None = None) -> Artifact:
+    """The model of this name, its file as it was when it was added.
+
+    Raises UsageError for an unknown name, one of another role, a file that is gone or has changed.
+    """
+    place = _Place(path or models_path())
+    found = _found(place.read(), name, place.path)
+    if found.role != role:
+        raise UsageError(f"{name}: was added as a {found.role} model, not as a {role} model")
+    state = state_of(found)
+    if state != "ok":
+        what = "is gone" if state == "missing" else "is not the file that was added (its SHA-256 differs)"
+        raise UsageError(f"{name}: {found.file} {what}; put it back, or remove {name} and add it anew")
+    return found
+
+
+def state_of(artifact: Artifact) -> ArtifactState:
+    """Whether its file is the one that was added."""
+    path = Path(artifact.file)
+    if not path.exists():
+        return "missing"
+    return "ok" if file_hash(path) == artifact.sha256 else "changed"
+
+
+def _found(models: Sequence[Artifact], name: str, path: Path) -> Artifact:
+    for model in models:
+        if model.name == name:
+            return model
+    listed = ", ".join(m.name for m in models) or "none"
+    raise UsageError(
+        f"no model {name!r} in {path}; there is: {listed}. kvtape models add NAME FILE --role draft adds one"
+    )
