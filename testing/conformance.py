@@ -90,6 +90,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("two_sessions", scenarios.two_sessions),
     *(Scenario(f"without_{flag}", run) for flag, run in LACKING.items()),
     Scenario("session_turns", sessions.turns),
+    Scenario("session_deferred", sessions.deferred_session),
     Scenario("session_streaming", sessions.streaming_session),
     Scenario("session_class", sessions.class_session),
     Scenario("session_scored", sessions.scored_session, ("attention_scores",), _SCORES),

@@ -13,6 +13,7 @@ from kvtape.testing.sink import ListSink
 
 __all__ = [
     "class_session",
+    "deferred_session",
     "fatal_session",
     "scored_session",
     "session_without_scores",
@@ -25,10 +26,16 @@ __all__ = [
 class _Play:
     """A Session on the bench's backend."""
 
-    def __init__(self, bench: Bench, policy: str) -> None:
+    def __init__(self, bench: Bench, policy: str, *, defer: bool = False) -> None:
         self.bench, self.sink = bench, ListSink()
         self.session = Session(
-            bench.backend, parse_policy(policy), self.sink, ManualClock(), run_id="conformance", session_id="s"
+            bench.backend,
+            parse_policy(policy),
+            self.sink,
+            ManualClock(),
+            run_id="conformance",
+            session_id="s",
+            defer_prefill=defer,
         )
 
     def check(self, what: str) -> None:
@@ -42,6 +49,12 @@ class _Play:
         if state.tape_length != len(bench.tape):
             bench.fail(f"after {what}: the fold's tape has {state.tape_length} tokens, the session's {len(bench.tape)}")
         bench.check(what)
+
+    def offer(self, seed: int) -> None:
+        """A prefix that goes on, and a suffix."""
+        bench, session = self.bench, self.session
+        bench.does("a prefix", lambda: session.ensure_prefix([*session.tape, *bench.draw(4, seed)]))
+        bench.does("a suffix", lambda: session.prefill_suffix(bench.draw(2, seed + 1)))
 
     def turn(self, prompt: list[int], n_decode: int = 0) -> None:
         bench, n = self.bench, len(prompt)
@@ -72,6 +85,28 @@ def turns(bench: Bench) -> None:
     if [e.op for e in play.sink.events[-2:]] != [Op.REFUSE, Op.REFUSE]:
         bench.fail("two refusals must be two events")
     play.check("refusals")
+
+
+def deferred_session(bench: Bench) -> None:
+    """Prompts that wait leave the engine alone until a decode, which has an eager session's rows in fewer pieces."""
+    eager, twin = _Play(bench, "none"), bench.twin()
+    lazy = _Play(twin, "none", defer=True)
+    for seed in (20, 30):
+        rows = twin.image()
+        for play in (eager, lazy):
+            play.offer(seed)
+        if twin.image() != rows:
+            bench.fail("prompts that wait changed rows")
+        for play in (eager, lazy):
+            forced = iter(play.bench.draw(3, seed + 2))
+            play.bench.does("decode", lambda s=play.session, f=forced: s.decode(3, choose=lambda _: next(f)))  # type: ignore[misc]
+            play.check("decode")
+    if (lazy.session.tape, twin.layout) != (eager.session.tape, bench.layout):
+        bench.fail(f"deferring, {twin.layout} is resident, without it {bench.layout}")
+    pieces = [sum(e.op is Op.PREFILL for e in play.sink.events) for play in (eager, lazy)]
+    if pieces != [4, 2]:
+        bench.fail(f"four prompts of two turns are 4 prefills, deferred 2, not {pieces}")
+    twin.close()
 
 
 def streaming_session(bench: Bench) -> None:
