@@ -21,7 +21,15 @@ from kvtape.backends.openvino.graph_source import build_graph
 from kvtape.backends.openvino.rope import Rotation
 from kvtape.backends.protocol import SessionConfig
 from kvtape.backends.registry import check_fits, open_engine
-from support.edited_ir import attention_of, edited_ir, with_plain_attention, with_window, without_beam
+from support.edited_ir import (
+    attention_of,
+    edited_ir,
+    with_plain_attention,
+    with_shared_cache,
+    with_tokens_first,
+    with_window,
+    without_beam,
+)
 from support.openvino_ir import exported_ir, tiny_ir, tiny_ir_engine, tiny_ir_source
 from support.openvino_tiny import assert_whole, same_rows, tokens
 
@@ -256,9 +264,19 @@ def with_another_input(model: Any) -> None:
         (without_beam, "no input beam_idx"),
         (with_another_scale, "not by 1/sqrt"),
         (with_another_input, "token_type_ids"),
+        (with_shared_cache, "share a cache"),
         (with_a_state_more, "2 attention nodes over 3 layers"),
     ],
-    ids=["window", "narrow-window", "plain-attention", "no-beam", "scale", "more-inputs", "more-states"],
+    ids=[
+        "window",
+        "narrow-window",
+        "plain-attention",
+        "no-beam",
+        "scale",
+        "more-inputs",
+        "shared-cache",
+        "more-states",
+    ],
 )
 def test_what_a_session_cannot_keep_is_refused_before_anything_is_opened(
     edit: Callable[[Any], None], why: str, tmp_path: Path
@@ -276,6 +294,16 @@ def test_an_edited_graph_that_is_the_same_model_is_taken(tmp_path: Path) -> None
     ids = tokens(20)
     want = own_logits("llama", "f16", ids)[-1]
     np.testing.assert_allclose(OpenVinoEngine.load(folder).open(CONFIG).prefill(ids, 0).logits, want, atol=1e-5)
+
+
+def test_caches_with_tokens_before_heads_are_taken(tmp_path: Path) -> None:
+    folder = edited_ir(tiny_ir("llama-two-kv-heads", "q8_0"), tmp_path / "ir", with_tokens_first)
+    ids = tokens(30)
+    want = own_logits("llama-two-kv-heads", "q8_0", ids)
+    session = OpenVinoEngine.load(folder).open(CONFIG)
+    np.testing.assert_allclose(session.prefill(ids[:20], 0).logits, want[19], atol=1e-5)
+    np.testing.assert_allclose(session.prefill(ids[20:], 20).logits, want[29], atol=1e-5)
+    assert_whole(session)
 
 
 def test_a_window_wider_than_the_trained_context_hides_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,15 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as op
 
-__all__ = ["attention_of", "edited_ir", "with_plain_attention", "with_window", "without_beam"]
+__all__ = [
+    "attention_of",
+    "edited_ir",
+    "with_plain_attention",
+    "with_shared_cache",
+    "with_tokens_first",
+    "with_window",
+    "without_beam",
+]
 
 
 def edited_ir(source: Path, folder: Path, edit: Callable[[Any], None]) -> Path:
@@ -67,3 +75,48 @@ def without_beam(model: Any) -> None:
         for user in list(gather.output(0).get_target_inputs()):
             user.replace_source_output(gather.input_value(0))
     model.remove_parameter(beam)
+
+
+def with_tokens_first(model: Any) -> None:
+    """Caches `[batch, tokens, heads, size]`, turned round for attention: how some exporters keep them."""
+    turned = op.constant(np.array([0, 2, 1, 3]))
+    variables, sinks = [], []
+    for concat in [_cache_of(node, port) for node in attention_of(model) for port in (1, 2)]:
+        gather, rows = concat.input_value(0).get_node(), concat.input_value(1)
+        shape = rows.get_partial_shape()
+        heads, width = shape[1].get_length(), shape[3].get_length()
+        info = ov.op.util.VariableInfo()
+        info.variable_id = gather.input_value(0).get_node().get_attributes()["variable_id"]
+        info.data_type, info.data_shape = ov.Type.f32, ov.PartialShape([-1, -1, heads, width])
+        variable = ov.op.util.Variable(info)
+        past = op.gather(
+            ov.op.read_value(op.constant(np.zeros((1, 0, heads, width), np.float32)), variable),
+            gather.input_value(1),
+            op.constant(np.int64(0)),
+        )
+        whole = op.concat([past, op.transpose(rows, turned)], 1)
+        for old, new in ((concat, whole), (gather, past)):
+            for target in list(old.output(0).get_target_inputs()):
+                if target.get_node().get_type_name() != "Assign" and target.get_node() is not concat:
+                    target.replace_source_output(op.transpose(new, turned).output(0))
+        variables.append(variable)
+        sinks.append(ov.op.assign(whole, variable))
+    for sink in model.get_sinks():
+        model.remove_sink(sink)
+    for variable in model.get_variables():
+        model.remove_variable(variable)
+    model.add_variables(variables)
+    model.add_sinks(sinks)
+
+
+def with_shared_cache(model: Any) -> None:
+    """The last layer attends to the values of the first."""
+    first, *_, last = attention_of(model)
+    last.input(2).replace_source_output(first.input_value(2))
+
+
+def _cache_of(attention: Any, port: int) -> Any:
+    node = attention.input_value(port).get_node()
+    while node.get_type_name() != "Concat":
+        node = node.input_value(0).get_node()
+    return node
