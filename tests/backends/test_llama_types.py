@@ -195,6 +195,19 @@ def test_heads_of_other_sizes_are_unspread_too(head_dim: int, heads: int) -> Non
     assert apart(stored.values[0], exact.values[0]) <= ROUNDING["q8_0"]
 
 
+def test_rows_that_the_engine_was_told_not_to_spread_are_read_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+    exact, stored = opened("f32", "f32"), opened("q8_0", "q8_0")
+    assert "does not spread" in str(stored.refusal("position_shift"))
+    rows = []
+    for backend in (exact, stored):
+        backend.prefill(tokens(20), 0)
+        rows.append(backend.witness().rows)
+        backend.close()
+    assert apart(rows[1].keys[0], rows[0].keys[0]) <= ROUNDING["q8_0"]
+    assert apart(rows[1].values[0], rows[0].values[0]) <= ROUNDING["q8_0"]
+
+
 # -- packed bytes travel whole ---------------------------------------------------------------------------------------
 
 
