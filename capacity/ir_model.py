@@ -203,12 +203,16 @@ def _tokenizer_digest(folder: Path) -> str:
 
 
 def _tokenizer_kind(folder: Path) -> str:
-    """`gpt2` for byte-level BPE, whose ids are never more than the bytes; `none` without a tokenizer."""
+    """`gpt2` for byte-level BPE on words that a pattern cuts out first, `none` without a tokenizer, else `unknown`.
+
+    Where texts are rewritten before (a space to a mark, one put in front), a text cut in two gives other ids.
+    """
     file = folder / _TOKENIZER
     if not file.is_file():
         return "none"
-    merges = read_ir_graph(file).of_kind("BPETokenizer")
-    return "gpt2" if len(merges) == 1 and not merges[0].data.get("suffix_indicator") else "unknown"
+    kinds = [node.kind for node in read_ir_graph(file).nodes]
+    on_words = kinds.count("BPETokenizer") == 1 and "RegexSplit" in kinds
+    return "gpt2" if on_words and "RegexNormalization" not in kinds else "unknown"
 
 
 def _end_tokens(folder: Path) -> frozenset[int]:

@@ -56,6 +56,14 @@ def test_end_tokens_come_from_all_files_that_name_some(tmp_path: Path) -> None:
     assert read_model(folder).n_ctx_train == 64
 
 
+def test_texts_are_cut_only_for_a_tokenizer_that_takes_them_word_by_word(tmp_path: Path) -> None:
+    for i, (old, new) in enumerate((("RegexSplit", "RegexNormalization"), ("BPETokenizer", "SentencepieceTokenizer"))):
+        folder = copied(tmp_path / str(i))
+        xml = (folder / "openvino_tokenizer.xml").read_text()
+        (folder / "openvino_tokenizer.xml").write_text(xml.replace(f'type="{old}"', f'type="{new}"'))
+        assert read_model(folder).tokenizer == "unknown"
+
+
 def test_two_savings_of_one_model_have_one_fingerprint(tmp_path: Path) -> None:
     again = save_ir(tiny_ir_source(), tmp_path / "again", 4096)
     first, second = read_model(tiny_ir()).fingerprint, read_model(again).fingerprint
