@@ -199,7 +199,8 @@ class Session(GuardedSession):
         """Generate up to `n` tokens, greedy unless `choose` is given; every one goes on the tape.
 
         A token of `stop_tokens` (default: the model's end tokens) ends the run and is not put on the tape. Cancelled,
-        or when `choose` raises (ChoiceFailed), all its tokens are taken back, unless it has evicted for them.
+        or when `choose` raises (ChoiceFailed), all its tokens are taken back, unless it has evicted for them. What
+        waits is computed before; cancelled there, it waits again.
         """
         parts = self._parts
         stops = parts.backend.facts.end_tokens if stop_tokens is None else stop_tokens

@@ -249,7 +249,22 @@ def test_an_overflow_that_only_a_plan_can_tell_comes_with_the_rows() -> None:
     assert one.session.decode(1).tokens
 
 
-def test_a_second_thread_and_choose_are_kept_out_of_what_computes() -> None:
+def test_drafts_are_looked_at_behind_what_waited() -> None:
+    """Both opt-ins at once: what neither of them would have said differs in nothing."""
+    plain = Sessions(toy_backend(64), "none", defer=False)
+    both = Sessions(toy_backend(64), "none", defer=True, speculation="lookup")
+    for one in (plain, both):
+        one.session.ensure_prefix([1, 2, 3, 1, 2, 3])
+        one.session.prefill_suffix([1, 2])
+        one.session.decode(12, stop_tokens=frozenset())
+        one.session.prefill_suffix([3, 1, 2, 3])
+        one.session.decode(6, stop_tokens=frozenset())
+    assert both.account() == plain.account()
+    assert sum(e.drafted_tokens or 0 for e in both.sink.events) > 0
+    assert sum(e.deferred_prefill_calls or 0 for e in both.sink.events) == 3
+
+
+def test_choose_is_asked_once_nothing_waits() -> None:
     one = lazy()
     one.session.ensure_prefix([1, 2, 3])
     seen: list[int] = []

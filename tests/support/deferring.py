@@ -12,6 +12,7 @@ from kvtape.backends.clock import ManualClock
 from kvtape.backends.errors import ContextOverflow, KvtapeError, SessionFatal
 from kvtape.backends.protocol import Backend
 from kvtape.backends.session import Session
+from kvtape.backends.speculation.spec import parse_speculation
 from kvtape.planner.events import Op, Placement
 from kvtape.planner.plan import PlanError
 from kvtape.planner.specs import parse_policy
@@ -26,7 +27,9 @@ SETTLING = ("decode", "evict", "admit", "compact", "plan", "snapshot", "policy",
 class Sessions:
     """A session, its backend and what it recorded."""
 
-    def __init__(self, backend: Backend, policy: str, *, defer: bool, evict_by: str = "native") -> None:
+    def __init__(
+        self, backend: Backend, policy: str, *, defer: bool, evict_by: str = "native", speculation: str | None = None
+    ) -> None:
         self.backend, self.sink = backend, ListSink()
         self.session = Session(
             backend,
@@ -37,6 +40,7 @@ class Sessions:
             session_id="s",
             evict_by=evict_by,
             defer_prefill=defer,
+            speculation=None if speculation is None else parse_speculation(speculation),
         )
         self.snapshots: list[int] = []
 
