@@ -19,7 +19,8 @@ def gate(
         typer.Option(
             "--cell",
             metavar="O",
-            help="deferred-prefill; repeatable. Default: deferred-prefill.",
+            help="deferred-prefill, lookup[:ngram=3,tokens=8] or draft:NAME[,tokens=4]; repeatable. Default: "
+            "deferred-prefill and lookup.",
             show_default=False,
         ),
     ] = None,
@@ -73,7 +74,7 @@ def gate(
 
     \b
     Example:
-      kvtape gate --backend llama --cell deferred-prefill --workload steps
+      kvtape gate --backend llama --cell lookup --workload rewrite
     """
     from kvtape.cli.gating import Asked, run_gate
     from kvtape.eval.gate.run import Effort
@@ -82,7 +83,7 @@ def gate(
         Asked(
             backend=backend,
             model=model,
-            cells=tuple(cell or ["deferred-prefill"]),
+            cells=tuple(cell or ["deferred-prefill", "lookup"]),
             workloads=tuple(workload or ([] if chat is not None else ["chat"])),
             chat=chat,
             decode=decode,

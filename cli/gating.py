@@ -25,12 +25,14 @@ from kvtape.cli.recording import recording, require_new, run_row
 from kvtape.eval.gate.arms import Meter, ProcessClock
 from kvtape.eval.gate.cells import Cell
 from kvtape.eval.gate.effect import INTERVAL, LEAST_CONVERSATIONS
+from kvtape.eval.gate.lent import LentEngines
 from kvtape.eval.gate.optimisations import optimisation_named
 from kvtape.eval.gate.proof import gate_proof, refused_proof
 from kvtape.eval.gate.report import COLUMNS, body_of, cells_of
 from kvtape.eval.gate.run import Effort, context_for, run_cell
 from kvtape.eval.gate.workloads import Workload, own_chat, workload_named
 from kvtape.eval.targets import NullSink, Target, World
+from kvtape.replay.targets import Target as EngineTarget
 from kvtape.replay.targets import parse_target
 
 __all__ = ["Asked", "run_gate"]
@@ -75,7 +77,11 @@ def run_gate(asked: Asked) -> int:
         require_new(asked.log)
     elif asked.content:
         raise UsageError("--content: nothing is stored without --log; name a log, or leave --content out")
-    asked_cells = _cells(asked)
+    with LentEngines() as drafts:
+        return _run(asked, target, _cells(asked, drafts))
+
+
+def _run(asked: Asked, target: EngineTarget, asked_cells: list[Cell]) -> int:
     model = asked.model if asked.model is not None else demo_model()
     clock = MonotonicClock()
     rows: list[ProofRow] = []
@@ -104,13 +110,13 @@ def run_gate(asked: Asked) -> int:
     return 1 if any(row.ability("quality") == "fail" for row in rows) else 0
 
 
-def _cells(asked: Asked) -> list[Cell]:
+def _cells(asked: Asked, drafts: LentEngines) -> list[Cell]:
     """Every optimisation on every workload. Raises UsageError."""
     workloads: list[Workload] = [workload_named(name) for name in asked.workloads]
     if asked.chat is not None:
         said = [(m.role, m.content) for m in read_chat(asked.chat)]
         workloads.append(own_chat(said, asked.decode))
-    optimisations = [optimisation_named(text) for text in asked.cells]
+    optimisations = [optimisation_named(text, drafts.open) for text in asked.cells]
     cells = [Cell(o, w) for o in optimisations for w in workloads]
     if len({(c.optimisation.name, c.workload.name) for c in cells}) < len(cells):
         raise UsageError("--cell, --workload: one of them is given twice")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,12 @@ __all__ = ["Cell", "CellArms", "Optimisation"]
 class Optimisation:
     """What is switched on. `name` is canonical: `deferred-prefill`, `lookup:...`, `draft:...`.
 
-    `counters`: those of a session that count how often it came into play; `for_session` makes what `Session` is given
-    for it, of its own for each session.
+    `counters`: those of a session that count how often it came into play; `session`: what `Session` is given for it.
     """
 
     name: str
     counters: tuple[str, ...]
-    for_session: Callable[[], Mapping[str, Any]]
+    session: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,7 @@ class CellArms:
     prefix: str = ""
 
     def open(self, arm: Arm, session_id: str) -> Session:
-        extra = self.cell.optimisation.for_session() if arm == "optimised" else {}
+        extra = self.cell.optimisation.session if arm == "optimised" else {}
         return self.world.session(
             self.target, parse_policy("none"), f"{self.prefix}{session_id}", self.n_ctx, extra=extra
         )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvtape.backends.proofs.store import read_rows
+from kvtape.backends.speculation.artifacts import add_artifact
 from kvtape.eval.gate.report import body_of, percent
 from kvtape.traces.reader import open_log
 from support.command import Ran, kvtape
@@ -27,6 +28,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's document of proofs, which must not be that of whoever runs the tests."""
     path = tmp_path / "own" / "proofs.json"
     monkeypatch.setenv("KVTAPE_PROOFS", str(path))
+    monkeypatch.setenv("KVTAPE_MODELS", str(tmp_path / "own" / "models.json"))
     return path
 
 
@@ -63,12 +65,43 @@ def test_a_cell_is_measured_told_and_kept(model: Path, own: Path, backend: str) 
     assert body["kept"] == str(own)
 
 
+@pytest.mark.contract("I7")
+@pytest.mark.parametrize(
+    ("backend", "more", "knob"),
+    [("llama", ("--flash", "on", "--uncertified"), ",k=f16,v=f16,fa=on"), ("openvino", (), ""), ("reference", (), "")],
+)
+def test_speculations_are_measured_told_and_kept(
+    model: Path, own: Path, backend: str, more: tuple[object, ...], knob: str
+) -> None:
+    draft = add_artifact("itself", model, "draft")
+    asked = ("--cell", "lookup", "--cell", "draft:itself,tokens=3", "--workload", "steps", "--turns", 4, *more)
+    lookup, itself = printed(gate(model, "--backend", backend, *asked, "--json"))["rows"]
+    assert lookup["subject"] == f"lookup:ngram=3,tokens=8@steps,threads=1{knob}"
+    assert itself["subject"] == f"draft:model=itself,tokens=3,file={draft.sha256[:12]}@steps,threads=1{knob}"
+    for row in (lookup, itself):
+        measures = {m["name"]: m for m in row["measures"]}
+        assert measures["parted_turns"]["verdict"] == measures["kl"]["verdict"] == "pass"
+        assert measures["used"]["value"] > 0
+    # As dear as what it drafts for: it cannot pay.
+    assert (itself["through"], itself["cpu"]["saved"] < 0) == (False, True)
+    assert [r.subject for r in read_rows(own)] == [lookup["subject"], itself["subject"]]
+
+
+@pytest.mark.contract("I7")
+def test_what_cannot_be_had_here_is_a_row_too(model: Path, own: Path) -> None:
+    ran = gate(model, "--backend", "llama", "--cell", "lookup", "--workload", "steps", *QUICK, "--json")
+    (row,) = printed(ran)["rows"]
+    assert (ran.code, row["verdict"], row["through"], row["measures"]) == (0, "refused", False, [])
+    assert "--flash on" in row["reason"]
+    assert [r.verdict for r in read_rows(own)] == ["refused"]
+
+
 def test_rows_go_where_they_are_sent_and_sessions_and_rows_into_a_log(model: Path, own: Path, tmp_path: Path) -> None:
     out, log = tmp_path / "rows.json", tmp_path / "gate.duckdb"
     chat = tmp_path / "chat.jsonl"
     chat.write_text('{"role": "user", "content": "One?"}\n{"role": "user", "content": "And two?"}\n')
     asked = ("--chat", chat, "--decode", 4, *QUICK, "--out", out, "--log", log, "--content")
-    ran = gate(model, "--backend", "llama", *asked)
+    ran = gate(model, "--backend", "llama", "--cell", "deferred-prefill", *asked)
     assert ran.code in (0, 1), ran.err
     assert not own.exists()
     rows = read_rows(out)
@@ -93,6 +126,9 @@ def test_rows_go_where_they_are_sent_and_sessions_and_rows_into_a_log(model: Pat
     ("more", "said"),
     [
         (("--cell", "warp"), "--cell warp: choose one of"),
+        (("--cell", "lookup:ngram=99"), "ngram"),
+        (("--cell", "draft:nobody"), "nobody"),
+        (("--cell", "lookup", "--cell", "lookup:tokens=8"), "one of them is given twice"),
         (("--workload", "chess"), "workload 'chess': choose one of chat, steps, rewrite"),
         (("--workload", "chat", "--workload", "chat"), "one of them is given twice"),
         (("--backend", "llama:way=recompute"), "leave way= out"),
@@ -114,7 +150,7 @@ def test_what_cannot_be_asked_is_one_line(model: Path, own: Path, more: tuple[ob
 
 def test_a_precision_that_is_a_knob_stands_in_the_row(model: Path, own: Path) -> None:
     asked = ("--kv-type", "bf16", "--uncertified", "--workload", "steps", *QUICK, "--json")
-    (row,) = printed(gate(model, *asked))["rows"]
+    (row,) = printed(gate(model, "--cell", "deferred-prefill", *asked))["rows"]
     assert row["subject"] == "deferred-prefill@steps,threads=1,k=bf16,v=bf16,fa=off"
 
 
