@@ -18,7 +18,7 @@ _CRUSH = 2
 class Case:
     """`option` and its `setting` as text. `exact`: the setting leaves nothing out, so the output must be dense's.
 
-    `again`: what counts is the second run of the same prompt on one pipeline.
+    `again`: what counts is a later run of the same prompt on one pipeline.
     """
 
     option: str
