@@ -1,7 +1,7 @@
 """What storage types cost in numbers on OpenVINO and the demo model: each against f32 rows and f32 inference.
 
-A prompt of 512 tokens of the essay that ships with kvtape, in chunks of 128, then 64 more decoded as they stand there;
-once with every row in the cache, once with 128 taken out of the middle and the rest moved up. Prints a line of JSON for
+A prompt of 256 tokens of the essay that ships with kvtape, in chunks of 64, then 48 more decoded as they stand there;
+once with every row in the cache, once with 96 taken out of the middle and the rest moved up. Prints a line of JSON for
 each pair of types: mean and largest KL in nats, the share of equal first choices, the mean loss, milliseconds of
 processor time a token, and bytes of a row. No limit.
 """
@@ -21,8 +21,8 @@ from kvtape.backends.protocol import SessionConfig
 from kvtape.cli.engine_text import essay
 from kvtape.cli.models import demo_model
 
-N_PROMPT, N_DECODE, CHUNK = 512, 64, 128
-EVICTED = (192, 320)
+N_PROMPT, N_DECODE, CHUNK = 256, 48, 64
+EVICTED = (64, 160)
 
 F64 = npt.NDArray[np.float64]
 
