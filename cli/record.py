@@ -183,9 +183,12 @@ def _run(
     from kvtape.cli.output import note
     from kvtape.cli.progress import WatchedSink, progress
     from kvtape.cli.recording import interruptible, live_run, recording
+    from kvtape.cli.speculating import tell_gate
 
     clock = StoppableClock(MonotonicClock())
     kv = _open(engine, config, policy, script, way, speculation)
+    if speculation is not None:
+        tell_gate(speculation.spec, kv)
     deferring = defers(defer_prefill, kv, chat=chat)
     shadow = None if score_every is None else _shadow(engine, kv, config, clock, script, score_every)
     asked = asked | {

@@ -75,5 +75,11 @@ def gate_problem(
 
 def gate_command(optimisation: str, engine: str, facts: ModelFacts, config: SessionConfig) -> str:
     """The command that would ask the gate for this cell."""
+    cell = optimisation.partition(",file=")[0]  # the hash of a draft's file is found by its name
     threads = f" --threads {config.threads}" if config.threads != 1 else ""
-    return f"kvtape gate --model {facts.path} --backend {engine} --cell {optimisation}{threads}"
+    k, v = config.kv_type_k, config.kv_type_v
+    knob = ""
+    if precision_subject(engine, config) is not None:
+        flash = f" --flash {config.flash_attention}" if engine == "llama" else ""
+        knob = f" --kv-type {k if k == v else f'{k}/{v}'}{flash}"
+    return f"kvtape gate --model {facts.path} --backend {engine} --cell {cell}{threads}{knob}"

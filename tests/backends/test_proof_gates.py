@@ -55,6 +55,12 @@ def test_without_a_row_the_command_that_makes_one_is_named() -> None:
     assert (problem(config=replace(CONFIG, threads=4)) or "").endswith("--cell deferred-prefill --threads 4")
 
 
+def test_the_command_names_what_the_row_would_be_found_by() -> None:
+    packed = replace(CONFIG, kv_type_k="q8_0", flash_attention="on")
+    told = problem(config=packed, optimisation="draft:model=small,tokens=4,file=0123456789ab") or ""
+    assert told.endswith("--cell draft:model=small,tokens=4 --kv-type q8_0/f16 --flash on")
+
+
 @pytest.mark.parametrize(
     "other",
     [

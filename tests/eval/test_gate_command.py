@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvtape.backends.proofs.store import read_rows
+from kvtape.backends.proofs.store import add_rows, read_rows
 from kvtape.backends.speculation.artifacts import add_artifact
 from kvtape.eval.gate.report import body_of, percent
 from kvtape.traces.reader import open_log
@@ -146,6 +146,26 @@ def test_what_cannot_be_asked_is_one_line(model: Path, own: Path, more: tuple[ob
     assert (ran.code, ran.out) == (2, "")
     assert said in ran.err
     assert not own.exists()
+
+
+@pytest.mark.contract("I7")
+def test_record_says_where_the_gate_has_not_let_a_speculation_through(model: Path, own: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("One two three, one two three.", encoding="utf-8")
+
+    def said(log: str) -> str:
+        asked = ("--backend", "openvino", "--text", text, "--decode", 4, "--n-ctx", 256, "--policy", "none")
+        ran = kvtape("record", "--model", model, *asked, "--speculate", "lookup", "--log", tmp_path / log)
+        assert ran.code == 0, ran.err
+        return ran.err
+
+    assert "whether it pays: lookup:ngram=3,tokens=8 has no row of the gate" in said("a.duckdb")
+    assert gate(model, "--backend", "openvino", "--cell", "lookup", "--turns", 4).code == 0
+    (row,) = read_rows(own)
+    add_rows([row.model_copy(update={"verdict": "fail", "reason": "too dear", "day": "2100-01-01"})])
+    assert "was not let through on 2100-01-01: too dear" in said("b.duckdb")
+    add_rows([row.model_copy(update={"verdict": "pass", "day": "2100-01-02"})])
+    assert "whether it pays" not in said("c.duckdb")
 
 
 def test_a_precision_that_is_a_knob_stands_in_the_row(model: Path, own: Path) -> None:
