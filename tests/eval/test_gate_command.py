@@ -11,11 +11,14 @@ import pytest
 from kvtape.backends.proofs.store import add_rows, read_rows
 from kvtape.backends.speculation.artifacts import add_artifact
 from kvtape.eval.gate.report import body_of, percent
+from kvtape.eval.gate.workloads import own_chat
 from kvtape.traces.reader import open_log
 from support.command import Ran, kvtape
 from support.tiny_gguf import write_tiny
 
-QUICK = ("--turns", 8, "--chunk", 64)
+QUICK = ("--turns", 1, "--chunk", 64)
+SAID = ("One two three, one two three.", "And one two three, one two three?")
+OWN = own_chat([("user", text) for text in SAID], 5).name
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +35,14 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture
+def chat(tmp_path: Path) -> tuple[object, ...]:
+    """A chat of two short turns, as options."""
+    path = tmp_path / "chat.jsonl"
+    path.write_text("".join(json.dumps({"role": "user", "content": text}) + "\n" for text in SAID))
+    return ("--chat", path, "--decode", 5, *QUICK)
+
+
 def gate(model: Path, *more: object) -> Ran:
     return kvtape("gate", "--model", model, *more)
 
@@ -44,15 +55,16 @@ def printed(ran: Ran) -> dict[str, Any]:
 
 @pytest.mark.contract("I6")
 @pytest.mark.parametrize("backend", ["llama", "openvino", "reference"])
-def test_a_cell_is_measured_told_and_kept(model: Path, own: Path, backend: str) -> None:
-    ran = gate(model, "--backend", backend, "--cell", "deferred-prefill", "--workload", "steps", *QUICK, "--json")
+def test_a_cell_is_measured_told_and_kept(model: Path, own: Path, chat: tuple[object, ...], backend: str) -> None:
+    ran = gate(model, "--backend", backend, "--cell", "deferred-prefill", *chat, "--json")
     body = printed(ran)
     (row,) = body["rows"]
-    assert row["subject"] == "deferred-prefill@steps,threads=1"
+    assert row["subject"] == f"deferred-prefill@{OWN},threads=1"
+    assert row["settings"].startswith("seed=0 turns=4x2 ")
     assert (row["engine"], row["decided_by"], row["machine"]) == (backend, "cpu", body["machine"])
     measures = {m["name"]: m for m in row["measures"]}
-    assert measures["turns"]["value"] == 24  # four conversations of six turns
-    assert measures["used"]["value"] >= 24
+    assert measures["turns"]["value"] == 8  # four conversations of two turns
+    assert measures["used"]["value"] == 8
     assert measures["used_in_smoke"]["value"] > 0
     assert measures["cpu_time_saved"]["threshold"] == body["margin"] == 0.05
     assert row["cpu"]["low"] <= row["cpu"]["saved"] <= row["cpu"]["high"]
@@ -71,13 +83,13 @@ def test_a_cell_is_measured_told_and_kept(model: Path, own: Path, backend: str) 
     [("llama", ("--flash", "on", "--uncertified"), ",k=f16,v=f16,fa=on"), ("openvino", (), ""), ("reference", (), "")],
 )
 def test_speculations_are_measured_told_and_kept(
-    model: Path, own: Path, backend: str, more: tuple[object, ...], knob: str
+    model: Path, own: Path, chat: tuple[object, ...], backend: str, more: tuple[object, ...], knob: str
 ) -> None:
     draft = add_artifact("itself", model, "draft")
-    asked = ("--cell", "lookup", "--cell", "draft:itself,tokens=3", "--workload", "steps", "--turns", 4, *more)
+    asked = ("--cell", "lookup", "--cell", "draft:itself,tokens=3", *chat, *more)
     lookup, itself = printed(gate(model, "--backend", backend, *asked, "--json"))["rows"]
-    assert lookup["subject"] == f"lookup:ngram=3,tokens=8@steps,threads=1{knob}"
-    assert itself["subject"] == f"draft:model=itself,tokens=3,file={draft.sha256[:12]}@steps,threads=1{knob}"
+    assert lookup["subject"] == f"lookup:ngram=3,tokens=8@{OWN},threads=1{knob}"
+    assert itself["subject"] == f"draft:model=itself,tokens=3,file={draft.sha256[:12]}@{OWN},threads=1{knob}"
     for row in (lookup, itself):
         measures = {m["name"]: m for m in row["measures"]}
         assert measures["parted_turns"]["verdict"] == measures["kl"]["verdict"] == "pass"
@@ -88,26 +100,24 @@ def test_speculations_are_measured_told_and_kept(
 
 
 @pytest.mark.contract("I7")
-def test_what_cannot_be_had_here_is_a_row_too(model: Path, own: Path) -> None:
-    ran = gate(model, "--backend", "llama", "--cell", "lookup", "--workload", "steps", *QUICK, "--json")
+def test_what_cannot_be_had_here_is_a_row_too(model: Path, own: Path, chat: tuple[object, ...]) -> None:
+    ran = gate(model, "--backend", "llama", "--cell", "lookup", *chat, "--json")
     (row,) = printed(ran)["rows"]
     assert (ran.code, row["verdict"], row["through"], row["measures"]) == (0, "refused", False, [])
     assert "--flash on" in row["reason"]
     assert [r.verdict for r in read_rows(own)] == ["refused"]
 
 
-def test_rows_go_where_they_are_sent_and_sessions_and_rows_into_a_log(model: Path, own: Path, tmp_path: Path) -> None:
+def test_rows_go_where_they_are_sent_and_sessions_and_rows_into_a_log(
+    model: Path, own: Path, chat: tuple[object, ...], tmp_path: Path
+) -> None:
     out, log = tmp_path / "rows.json", tmp_path / "gate.duckdb"
-    chat = tmp_path / "chat.jsonl"
-    chat.write_text('{"role": "user", "content": "One?"}\n{"role": "user", "content": "And two?"}\n')
-    asked = ("--chat", chat, "--decode", 4, *QUICK, "--out", out, "--log", log, "--content")
+    asked = (*chat, "--out", out, "--log", log, "--content")
     ran = gate(model, "--backend", "llama", "--cell", "deferred-prefill", *asked)
     assert ran.code in (0, 1), ran.err
     assert not own.exists()
     rows = read_rows(out)
-    (subject,) = (r.subject for r in rows)
-    assert subject.startswith("deferred-prefill@chat-")
-    assert rows[0].settings.startswith("seed=0 turns=4x2 ")
+    assert [r.subject for r in rows] == [f"deferred-prefill@{OWN},threads=1"]
     table = ran.out.splitlines()
     assert table[1].split("\t")[:3] == ["optimisation", "workload", "engine"]
     assert len(table) == 3
@@ -149,7 +159,9 @@ def test_what_cannot_be_asked_is_one_line(model: Path, own: Path, more: tuple[ob
 
 
 @pytest.mark.contract("I7")
-def test_record_says_where_the_gate_has_not_let_a_speculation_through(model: Path, own: Path, tmp_path: Path) -> None:
+def test_record_says_where_the_gate_has_not_let_a_speculation_through(
+    model: Path, own: Path, chat: tuple[object, ...], tmp_path: Path
+) -> None:
     text = tmp_path / "text.txt"
     text.write_text("One two three, one two three.", encoding="utf-8")
 
@@ -160,18 +172,19 @@ def test_record_says_where_the_gate_has_not_let_a_speculation_through(model: Pat
         return ran.err
 
     assert "whether it pays: lookup:ngram=3,tokens=8 has no row of the gate" in said("a.duckdb")
-    assert gate(model, "--backend", "openvino", "--cell", "lookup", "--turns", 4).code == 0
-    (row,) = read_rows(own)
+    assert gate(model, "--backend", "openvino", "--cell", "lookup", *chat).code == 0
+    assert "has no row of the gate" in said("other-workload.duckdb")
+    (row,) = (r.model_copy(update={"subject": r.subject.replace(OWN, "chat")}) for r in read_rows(own))
     add_rows([row.model_copy(update={"verdict": "fail", "reason": "too dear", "day": "2100-01-01"})])
     assert "was not let through on 2100-01-01: too dear" in said("b.duckdb")
     add_rows([row.model_copy(update={"verdict": "pass", "day": "2100-01-02"})])
     assert "whether it pays" not in said("c.duckdb")
 
 
-def test_a_precision_that_is_a_knob_stands_in_the_row(model: Path, own: Path) -> None:
-    asked = ("--kv-type", "bf16", "--uncertified", "--workload", "steps", *QUICK, "--json")
+def test_a_precision_that_is_a_knob_stands_in_the_row(model: Path, own: Path, chat: tuple[object, ...]) -> None:
+    asked = ("--kv-type", "bf16", "--uncertified", *chat, "--json")
     (row,) = printed(gate(model, "--cell", "deferred-prefill", *asked))["rows"]
-    assert row["subject"] == "deferred-prefill@steps,threads=1,k=bf16,v=bf16,fa=off"
+    assert row["subject"] == f"deferred-prefill@{OWN},threads=1,k=bf16,v=bf16,fa=off"
 
 
 def test_a_log_that_exists_is_not_touched(model: Path, own: Path, tmp_path: Path) -> None:
