@@ -90,15 +90,17 @@ def _slow(effect: Effect, wall: Effect, margin: float) -> Iterator[str]:
     if effect.conversations < LEAST_CONVERSATIONS:
         yield f"{effect.conversations} conversations give no interval; at least {LEAST_CONVERSATIONS} do"
     elif effect.is_loss:
-        yield f"costs time: saves {_interval(effect)}"
+        yield f"costs {_interval(effect, -1)} more time"
     elif not effect.beyond(margin):
         yield f"saves {_interval(effect)}, which is not at least {_share(margin)} as a whole"
     elif wall.is_loss:
-        yield f"CPU time saves {_interval(effect)}, but the wall clock shows a loss: {_interval(wall)}"
+        yield f"CPU time saves {_interval(effect)}, but by the wall clock it costs {_interval(wall, -1)} more"
 
 
-def _interval(effect: Effect) -> str:
-    return f"{100 * effect.saved:.1f} % [{100 * effect.low:.1f}, {100 * effect.high:.1f}]"
+def _interval(effect: Effect, sign: int = 1) -> str:
+    """What is saved or, with `sign` -1, what it costs, in per cent with its interval."""
+    low, high = sorted((sign * effect.low, sign * effect.high))
+    return f"{100 * sign * effect.saved:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def _share(margin: float) -> str:
