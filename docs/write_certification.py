@@ -40,9 +40,9 @@ def rows() -> str:
     for row in sorted(Proofs(shipped_rows()).current("certification"), key=_order):
         places.setdefault((row.engine, row.engine_version, row.model, row.machine), []).append(row)
     parts = []
-    for (_, version, model, machine), there in places.items():
+    for (engine, version, model, machine), there in places.items():
         days = sorted({row.day for row in there})
-        parts.append(f"### {version}: {model}\n\nOn `{machine}`, {' and '.join(days)}.\n")
+        parts.append(f"### {engine}, {version}: {model}\n\nOn `{machine}`, {' and '.join(days)}.\n")
         measured = [row for row in there if len(row.measures) > 1]
         parts.append(_table(COLUMNS[:-1], [(f"`{row.subject}`", *cells(row)[1:-1]) for row in measured]) + "\n")
         told = [line for row in there for line in _told(row)]
