@@ -9,7 +9,7 @@ from typing import Any
 
 PAGE = Path(__file__).parent / "continuous-batching.md"
 MEASURED = Path(__file__).parent / "continuous-batching.json"
-"""Of `python benchmarks/bench_batching.py --full --out docs/continuous-batching.json`."""
+MEASURE = "python benchmarks/bench_batching.py --full --out docs/continuous-batching.json"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -116,7 +116,8 @@ def filled(text: str) -> str:
     for name, (run, part) in PARTS.items():
         before, _, rest = text.partition(f"<!-- {name} -->")
         _, _, after = rest.partition(f"<!-- end of {name} -->")
-        text = f"{before}<!-- {name} -->\n\n{part(runs[run])}\n\n<!-- end of {name} -->{after}"
+        said = part(runs[run]) if run in runs else f"Not measured yet: `{MEASURE} --only {run}`."
+        text = f"{before}<!-- {name} -->\n\n{said}\n\n<!-- end of {name} -->{after}"
     return text
 
 
