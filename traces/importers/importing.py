@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ from kvtape.planner.rows import RunRow
 from kvtape.traces.importers.events import EventMaker
 from kvtape.traces.importers.log_lines import is_log_lines, restore_log
 from kvtape.traces.importers.notes import Notes, Warned
-from kvtape.traces.importers.protocol import Asked, Record
+from kvtape.traces.importers.protocol import Asked, Reader, Record
 from kvtape.traces.importers.reading import Trace, read_trace
 from kvtape.traces.importers.registry import AUTO, LOG_LINES
 from kvtape.traces.importers.source import Source
 from kvtape.traces.importers.writing import Batch, record_batches, write_new_log
 
-__all__ = ["ImportResult", "import_trace"]
+__all__ = ["ImportResult", "import_config", "import_run", "import_trace"]
 
 _DAY_NS = 86_400 * 10**9
 _LONG_NS, _SHORT_NS = 62 * _DAY_NS, 1_000_000
@@ -122,13 +122,12 @@ def _check_span(trace: Trace, span: int, notes: Notes) -> None:
         notes.warn("span_short", "all files", None, text)
 
 
-def _run_row(trace: Trace, zero: int, asked: Asked, *, kvtape_version: str, content: bool) -> RunRow:
-    """The run's id comes from what was imported and how, so an import repeated is the same run."""
-    rules = trace.reader.rules
-    config: dict[str, Any] = {
+def import_config(reader: Reader, asked: Asked, *, content: bool) -> dict[str, Any]:
+    """The configuration of an import: what is equal for the same requests, however they came."""
+    rules = reader.rules
+    return {
         "verb": "import",
-        "format": trace.reader.name,
-        "sha256": trace.digests,
+        "format": reader.name,
         "time_unit": rules.time_unit,
         "block_tokens": asked.block_tokens or rules.block_tokens,
         "block_rule": rules.block_rule,
@@ -136,14 +135,30 @@ def _run_row(trace: Trace, zero: int, asked: Asked, *, kvtape_version: str, cont
         "drop_duplicates": asked.drop_duplicates,
         "content": content,
     }
-    text = json.dumps(config, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(text.encode()).hexdigest()
+
+
+def import_run(config: Mapping[str, Any], source: Sequence[str], zero: int, *, kvtape_version: str) -> RunRow:
+    """A run's row; its id comes from `config` and from what tells the `source`, so an import repeated is one run."""
+    text = _canonical(config)
+    made_of = hashlib.sha256(_canonical([text, *source]).encode()).hexdigest()
     return RunRow(
-        run_id=f"import-{digest[:12]}",
+        run_id=f"import-{made_of[:12]}",
         kind="import",
-        config_digest=digest,
+        config_digest=hashlib.sha256(text.encode()).hexdigest(),
         config=text,
         kvtape_version=kvtape_version,
         engine_versions="{}",
         started_at_ns=zero,
     )
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _run_row(trace: Trace, zero: int, asked: Asked, *, kvtape_version: str, content: bool) -> RunRow:
+    """What can be followed has no digest in its configuration: a log that grows has none, and is the same run."""
+    config = import_config(trace.reader, asked, content=content)
+    if not trace.reader.rules.ordered:
+        config["sha256"] = trace.digests
+    return import_run(config, trace.digests, zero, kvtape_version=kvtape_version)

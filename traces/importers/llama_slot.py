@@ -23,14 +23,20 @@ _CONTRADICTS = "the line does not fit what the lines before it say of the cache;
 _CHECKPOINT = ("pos_min", "pos_max", "n_tokens", "n_past", "n_swa", "size")
 
 
-class Slot:
-    """Adds its steps to `out`, which all slots of a file share; steps that are waiting for numbers are set later."""
+_MOST_HELD = 4096
+"""Steps of a request that may wait for its last numbers; beyond, its generate event goes without them."""
+_LONG = "a request with so many events that its generate event was written before its numbers were known"
 
-    def __init__(self, name: str, source: Source, notes: Notes, out: list[Step]) -> None:
+
+class Slot:
+    """Collects its steps; `take` gives those that no later line changes. The others wait for numbers."""
+
+    def __init__(self, name: str, source: Source, notes: Notes) -> None:
         self.name = name
         self.facts: dict[str, Any] = {}
         self.busy = False
-        self._source, self._notes, self._out = source, notes, out
+        self._source, self._notes = source, notes
+        self._out: list[Step] = []
         self._state = ResidencyState()
         self._prompt: int | None = None
         self._tape_before = 0
@@ -46,6 +52,30 @@ class Slot:
         self._launched: Said | None = None
         self._released: tuple[int, Said] | None = None
         self._late: tuple[int, Said] | None = None
+        self._written = False
+
+    def take(self) -> list[Step]:
+        """The steps that are as they will be, once each, in their order."""
+        waiting = [i for i in (self._prompt, self._generate) if i is not None]
+        if waiting and len(self._out) > _MOST_HELD:
+            self._notes.warn("request_long", self._source.name, self._source.line, _LONG)
+            self._written = self._written or self._generate is not None
+            self._prompt = self._generate = None
+            waiting = []
+        n = min(waiting, default=len(self._out))
+        done, self._out = self._out[:n], self._out[n:]
+        self._prompt = None if self._prompt is None else self._prompt - n
+        self._generate = None if self._generate is None else self._generate - n
+        return done
+
+    @property
+    def _generating(self) -> bool:
+        return self._generate is not None or self._written
+
+    def settle(self) -> None:
+        """End a request that was released without a line about the cache, before such lines come."""
+        if self._released is not None:
+            self.finish()
 
     # -- what a request goes through
 
@@ -106,10 +136,10 @@ class Slot:
         self.busy = False
         if total is None:
             return
-        if self._prompt_tokens is None and self._generate is None:
+        if self._prompt_tokens is None and not self._generating:
             self._late = (self._source.line, said)
             return
-        if self._generate is None:
+        if not self._generating:
             self._grow(Op.PREFILL, min(total, self._prompt_tokens or 0), said, computed=True)
             self._begin_generate(said)
         self._grow(Op.DECODE, total, said)
@@ -136,6 +166,7 @@ class Slot:
             self._set(self._generate, **self._generated())
         self._generate = self._prompt = self._prompt_tokens = self._evaluated = self._said = None
         self._eval_ms = self._released = self._late = self._reused = self._launched = None
+        self._written = False
 
     def _request_only(self, said: Said) -> None:
         """total = prompt + generated - 1: the last token is not fed to the model."""
@@ -174,7 +205,7 @@ class Slot:
         return columns
 
     def _begin_generate(self, said: Said) -> None:
-        if self._generate is None and self._emit(Op.GENERATE, said, {}):
+        if not self._generating and self._emit(Op.GENERATE, said, {}):
             self._generate = len(self._out) - 1
 
     # -- what happens to the cache
@@ -188,7 +219,7 @@ class Slot:
             self._contradiction()
             return
         end = keep + left
-        self._grow(Op.DECODE if self._generate is not None else Op.PREFILL, end, said)
+        self._grow(Op.DECODE if self._generating else Op.PREFILL, end, said)
         asked = {"n_keep": keep, "n_left": left, "n_discard": discard}
         self._remove(keep, keep + discard, Way.REBASED, "context_shift", said, asked)
         self._move(keep + discard, end, -discard, said)
