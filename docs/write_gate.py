@@ -31,9 +31,9 @@ def gate_rows() -> str:
     for row in rows:
         places.setdefault((row.engine, row.engine_version, row.model, row.machine), []).append(row)
     parts = []
-    for (_, version, model, machine), there in places.items():
+    for (engine, version, model, machine), there in places.items():
         days = sorted({row.day for row in there})
-        parts.append(f"### {version}, {model}\n\nOn `{machine}`, {' and '.join(days)}.\n")
+        parts.append(f"### {engine}: {version}, {model}\n\nOn `{machine}`, {' and '.join(days)}.\n")
         parts.append(_table(COLUMNS, cells_of(there)) + "\n")
     return "\n".join(parts).rstrip()
 
