@@ -27,6 +27,10 @@ def _interval(row: dict[str, Any], name: str) -> str:
     return f"{row[name]:+.3f} ({row[f'{name}_low']:+.3f} to {row[f'{name}_high']:+.3f})"
 
 
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
+
+
 def _works(said: bool | str) -> str:
     return said if isinstance(said, str) else str(said).lower()
 
@@ -42,7 +46,7 @@ def versus(run: dict[str, Any]) -> str:
                 _number(row["nll"]),
                 _interval(row, "over_dense"),
                 _interval(row, "over_native"),
-                row["rows"],
+                f"{row['rows']:.1f}",
                 "yes" if row["rows_equal"] else "no",
                 row["kept"],
             )
@@ -69,10 +73,10 @@ def curve(run: dict[str, Any]) -> str:
         (
             f"`{row['comparator']}`",
             row["prompt"],
-            f"{row['step']} to {row['last_step']}",
-            f"{row['tokens']} to {row['last_tokens']}",
+            _span(row["step"], row["last_step"]),
+            _span(row["tokens"], row["last_tokens"]),
             row["blocks"],
-            f"{row['rows_least']} to {row['rows_most']}",
+            _span(row["rows_least"], row["rows_most"]),
         )
         for row in run["curve"]
     ]
