@@ -33,6 +33,18 @@ def import_trace(
     drop_duplicates: Annotated[
         bool, typer.Option("--drop-duplicates", help="Leave out rows that were there before, byte for byte.")
     ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", help="Follow one server's log as it grows, through rotations, till Ctrl-C."),
+    ] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option("--wait", metavar="S", min=0.0, help="With --follow: seconds for the file to come; default: any."),
+    ] = None,
+    until_quiet: Annotated[
+        float | None,
+        typer.Option("--until-quiet", metavar="S", min=0.0, help="With --follow: end after S seconds without news."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Import a request trace, an engine's KV events or a server's log.
@@ -40,36 +52,76 @@ def import_trace(
     Everything is checked before the log is written: a bad line leaves no log behind. What the source does not say is
     NULL in the log.
 
+    With --follow the log is written while the source grows, and can be read meanwhile. Ctrl-C and SIGTERM seal it.
+    After a crash the same command goes on where it stopped; in a log folder each start has a segment.
+
     \b
-    Example:
+    Examples:
       kvtape import conversation_trace.jsonl --log mooncake.duckdb
+      kvtape import --follow server.log --format llama-server --log tapes
     """
-    from kvtape.cli.logs import opened
-    from kvtape.cli.output import emit, kvtape_version, note
+    from kvtape.backends.errors import UsageError
+    from kvtape.cli.output import kvtape_version
     from kvtape.cli.recording import require_new
     from kvtape.traces.importers import importing
     from kvtape.traces.importers.protocol import Asked
 
+    if follow:
+        _follow(files, log, format_name, block_tokens, drop_duplicates, content, wait, until_quiet, as_json=as_json)
+        return
+    if wait is not None or until_quiet is not None:
+        raise UsageError("--wait and --until-quiet go with --follow")
     require_new(log)
     asked = Asked(block_tokens, drop_duplicates)
     result = importing.import_trace(
         files, log, kvtape_version=kvtape_version(), format_name=format_name, asked=asked, content=content
     )
+    _tell(log, result, _body(log, result), as_json=as_json)
+
+
+def _follow(
+    files: list[str],
+    log: Path,
+    format_name: str,
+    block_tokens: int | None,
+    drop_duplicates: bool,
+    content: bool,
+    wait: float | None,
+    until_quiet: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    from kvtape.backends.errors import UsageError
+    from kvtape.cli.following import follow
+    from kvtape.cli.recording import require_folder
+
+    if len(files) != 1:
+        raise UsageError(f"--follow takes one file, not {len(files)}; follow each into a log of its own")
+    if block_tokens is not None or drop_duplicates:
+        raise UsageError("--block-tokens and --drop-duplicates are for files that can be looked at whole")
+    require_folder(log)
+    found = follow(files[0], log, format_name, content=content, wait_s=wait, quiet_s=until_quiet)
+    body = _body(found.log or log, found.result) | {"resent_events": found.resent, "sealed": found.log is not None}
+    _tell(found.log, found.result, body, as_json=as_json)
+
+
+def _tell(log: Path | None, result: ImportResult, body: dict[str, Any], *, as_json: bool) -> None:
+    """The warnings, then the summary, with the log's digest where there is a log."""
+    from kvtape.cli.logs import opened
+    from kvtape.cli.output import Section, emit, note
+
     for warned in result.warnings:
         where = warned.file if warned.line is None else f"{warned.file}, line {warned.line}"
         more = f" (and {warned.count - 1} more)" if warned.count > 1 else ""
         note(f"kvtape: {where}{more}: {warned.text}")
-    body = _body(log, result)
     rows = [(key, value) for key, value in body.items() if key != "warnings"]
+    if log is None:
+        emit("import", body, [Section("nothing came: no log was made", ("what", "value"), rows)], as_json=as_json)
+        return
     with opened(log) as tape:
         digest = tape.logical_digest()
-    emit("import", body, [_section(log, rows)], as_json=as_json, digest=digest, digest_kind="logical")
-
-
-def _section(log: Path, rows: list[tuple[str, Any]]) -> Any:
-    from kvtape.cli.output import Section
-
-    return Section(f"imported {log}", ("what", "value"), rows)
+    section = Section(f"imported {log}", ("what", "value"), rows)
+    emit("import", body, [section], as_json=as_json, digest=digest, digest_kind="logical")
 
 
 def _body(log: Path, result: ImportResult) -> dict[str, Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvtape.backends.session import Session
     from kvtape.traces.recorder import Recorder
 
-__all__ = ["interruptible", "live_run", "new_log", "recording", "require_new", "run_row"]
+__all__ = ["interruptible", "live_run", "new_log", "recording", "require_folder", "require_new", "run_row"]
 
 
 def live_run(
@@ -78,6 +78,11 @@ def require_new(log: Path) -> None:
     """Raises UsageError before any work is done when the log could not be created."""
     if log.exists():
         raise UsageError(f"{log}: exists already, and a log is never overwritten; choose another name or remove it")
+    require_folder(log)
+
+
+def require_folder(log: Path) -> None:
+    """Raises UsageError where there is no folder for the log."""
     if not log.parent.is_dir():
         raise UsageError(f"{log.parent}: no such folder; create it first")
 

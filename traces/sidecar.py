@@ -13,7 +13,7 @@ import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-__all__ = ["Head", "file_digest", "fsync_dir", "head_path", "read_head", "session_key", "write_head"]
+__all__ = ["Head", "file_digest", "fsync_dir", "head_path", "read_head", "replace_file", "session_key", "write_head"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,13 @@ def file_digest(path: Path) -> str:
 
 def write_head(log: Path, head: Head) -> None:
     """Replace the sidecar so that a crash leaves the old one or the new one, and the new one after return."""
-    path = head_path(log)
-    temporary = path.with_name(path.name + ".new")
     text = json.dumps({f.name: getattr(head, f.name) for f in fields(head)}, sort_keys=True, separators=(",", ":"))
+    replace_file(head_path(log), text)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Give `path` a new content, durable on return; a crash leaves the old one or the new one."""
+    temporary = path.with_name(path.name + ".new")
     try:
         with temporary.open("w", encoding="utf-8") as handle:
             handle.write(text)

@@ -19,7 +19,7 @@ from kvtape.traces.importers.llama_lines import MEMORY_KINDS, REQUEST_KINDS, Lin
 from kvtape.traces.importers.llama_slot import Slot
 from kvtape.traces.importers.notes import Notes
 from kvtape.traces.importers.protocol import Asked, Record, Rules, Step
-from kvtape.traces.importers.source import Source
+from kvtape.traces.importers.source import MOST_LINE, Source
 
 __all__ = ["LLAMA_SERVER", "LlamaServer"]
 
@@ -49,7 +49,7 @@ class LlamaServer:
         log = _Log(source, notes)
         reader = LineReader(source, notes)
         for raw in source.lines():
-            said = reader.read(raw.decode("utf-8", "replace"))
+            said = reader.read(raw[:MOST_LINE].decode("utf-8", "replace"))
             if said is not None:
                 yield from log.add(said)
         source.repeated.clear()  # a log says the same thing twice when it happened twice

@@ -20,10 +20,13 @@ from kvtape.traces.importers.errors import SourceRejected
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-__all__ = ["HEAD_BYTES", "Source"]
+__all__ = ["HEAD_BYTES", "MOST_LINE", "Source"]
 
 HEAD_BYTES = 65_536
 """So much of the (uncompressed) beginning is looked at to recognise a format."""
+
+MOST_LINE = 16 << 20
+"""Of a longer line of a server's log only so many bytes are looked at."""
 
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"

@@ -27,7 +27,7 @@ from kvtape.traces.seal import check_copy
 from kvtape.traces.sidecar import Head, file_digest, fsync_dir, head_path, read_head, write_head
 from kvtape.traces.writer import new_meta
 
-__all__ = ["Batch", "new_log", "record_batches", "write_new_log"]
+__all__ = ["Batch", "new_log", "record_batches", "taken_rows", "write_new_log"]
 
 Batch = Mapping[str, pa.Table]
 """Rows of one batch, by table."""
@@ -121,14 +121,15 @@ def record_batches(records: Iterable[tuple[Record, str]], maker: EventMaker) -> 
     for record, session_id in records:
         maker.add(record, session_id)
         if len(maker.events) >= _BATCH_EVENTS:
-            yield _taken(maker)
+            yield taken_rows(maker)
     for _ in maker.closing():
         if len(maker.events) >= _BATCH_EVENTS:
-            yield _taken(maker)
+            yield taken_rows(maker)
     if len(maker.events):
-        yield _taken(maker)
+        yield taken_rows(maker)
 
 
-def _taken(maker: EventMaker) -> Batch:
+def taken_rows(maker: EventMaker) -> Batch:
+    """The rows that `maker` collected, by table; none of them is empty."""
     always = {"run_id": maker.run_id, "schema_version": SCHEMA_VERSION}
     return {name: rows.to_arrow(TABLES[name], always) for name, rows in maker.take().items() if rows}
