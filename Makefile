@@ -85,9 +85,10 @@ bench: setup ## measure what the documents promise
 fidelity: setup ## record on both engines, predict, compare with this machine (some minutes; table on stdout)
 	$(BIN)/python benchmarks/fidelity.py
 
-soak: setup ## the long run of crashes: kills, power cuts, full disks, flipped bits (half an hour)
+soak: setup ## the long run of crashes: kills, power cuts, full disks, flipped bits, servers under load (an hour)
 	$(BIN)/python benchmarks/soak.py
 	$(BIN)/python benchmarks/soak_hosts.py
+	$(BIN)/python benchmarks/soak_serve.py
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
