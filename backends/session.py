@@ -204,7 +204,6 @@ class Session(GuardedSession):
         """
         parts = self._parts
         stops = parts.backend.facts.end_tokens if stop_tokens is None else stop_tokens
-        drafter = self._drafter(choose)
         pick = choose or _greedy
         ended = "n"
 
@@ -226,6 +225,7 @@ class Session(GuardedSession):
             self._settle(folded=True)
             if self._parts.logits is None:
                 raise InputRejected("nothing to decode from: prefill at least one token first")
+            drafter = self._drafter(choose)
             parts.journal.emit(Op.GENERATE, parts.now(), n_tokens=n, reason=_stop_rule(choose, stops))
             produced: list[int] = []
             with self._roll_back(len(parts.tape)):
@@ -374,9 +374,10 @@ class Session(GuardedSession):
         Nobody where somebody else than the session chooses, from logits that are not to the bit those of single calls:
         how near two choices are to him is not known.
         """
-        backend = self._parts.backend
-        exact = isinstance(backend, Verifier) and backend.verify_margin == 0
-        return self._parts.drafter if choose is None or exact else None
+        drafter, backend = self._parts.drafter, self._parts.backend
+        if drafter is None or choose is None:
+            return drafter  # without either nobody asks the engine what it would take to measure
+        return drafter if isinstance(backend, Verifier) and backend.verify_margin == 0 else None
 
     # -- the steps -----------------------------------------------------------------------------------------------
 
