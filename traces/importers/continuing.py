@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtape.traces.database import refuse_leftovers
-from kvtape.traces.errors import LogExists, LogUnreadable, TraceError
+from kvtape.traces.errors import LogExists, TraceError
 from kvtape.traces.folder import new_segment, segments
 from kvtape.traces.importers.marks import Mark, Place, go_on, read_again, read_mark, source_id
 from kvtape.traces.importers.protocol import Reader
 from kvtape.traces.importers.registry import READERS
 from kvtape.traces.importers.tail import FileTail, PipeTail, Tail
+from kvtape.traces.reader import open_log
 from kvtape.traces.seal import seal_log
-from kvtape.traces.sidecar import read_head
 from kvtape.traces.writer import LogWriter
 
 __all__ = ["Beginning", "begin", "followable"]
@@ -88,11 +88,14 @@ def _is_there(log: Path) -> bool:
 
 
 def _sealed(log: Path) -> bool:
-    try:
-        head = read_head(log)
-    except ValueError as err:
-        raise LogUnreadable(f"{log}: {err}; see `kvtape verify`") from None
-    return head is not None and head.sealed
+    """Also of one whose follower died between its last rows, the ends of the sessions, and the sealing: now it is."""
+    with open_log(log) as tape:
+        if tape.sealed:
+            return True
+        ended = tape.sql("SELECT count(*) FROM events WHERE op = 'close'")[1][0][0]
+    if ended:
+        seal_log(LogWriter.resume(log))
+    return bool(ended)
 
 
 def _key(mark: Mark) -> tuple[str, str, bool]:

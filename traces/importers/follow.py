@@ -109,7 +109,6 @@ class Follower:
         for _ in self._maker.closing():
             self._flush_if(len(self._maker.events) >= _BATCH_EVENTS)
         self._flush()
-        self._check_resent()
         self._seal(self._writer)
         if refused is not None:
             told = str(refused).replace("nothing was imported", f"what came before it is in {self._log}")
@@ -201,13 +200,6 @@ class Follower:
                 parts=self._feed.parts(),
             ),
         )
-
-    def _check_resent(self) -> None:
-        if self._resent is not None and self._resent.missing:
-            raise TraceError(
-                f"{self._log}: has more of session {self._resent.missing[0]} than the input tells; it is not what the "
-                "log was made of: follow it into a new log"
-            )
 
     def _seal(self, writer: LogWriter) -> None:
         self._write_mark()

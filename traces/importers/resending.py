@@ -16,7 +16,10 @@ _COLUMNS = ", ".join(quoted(name) for name in EVENTS.columns)
 
 
 class Resent:
-    """What a log has of one run. `events`: how many were left out."""
+    """What a log has of one run. `events`: how many were left out.
+
+    Input makes its rows in one order, so all that the log has comes again before anything new.
+    """
 
     def __init__(self, writer: LogWriter, run_id: str) -> None:
         self._writer = writer
@@ -27,15 +30,12 @@ class Resent:
         self._last: dict[str, int] = dict(rows)
         self._behind = set(self._last)
 
-    @property
-    def missing(self) -> list[str]:
-        """Sessions that the log has more of than came again, in order."""
-        return sorted(self._behind)
-
     def left(self, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """The rows that are new, without empty tables. Raises SequenceConflict where one is not what the log has."""
         if not self._behind:
             return dict(tables)
+        if EVENTS.name in tables:
+            self._advance(tables[EVENTS.name])
         found: dict[str, pa.Table] = {}
         for name, rows in tables.items():
             there = self._there(name, rows)
@@ -45,8 +45,8 @@ class Resent:
             fresh = rows.filter(pa.array([not old for old in there]))
             if fresh.num_rows:
                 found[name] = fresh
-        if EVENTS.name in tables:
-            self._advance(tables[EVENTS.name])
+        if found and self._behind:
+            raise self._conflict(min(self._behind), self._last[min(self._behind)], "did not come again")
         return found
 
     def _there(self, name: str, rows: pa.Table) -> list[bool]:
@@ -72,7 +72,10 @@ class Resent:
             connection.unregister("again")
         if other:
             session, seq = other[0]
-            raise SequenceConflict(
-                f"{self._writer.path}: session {session} seq {seq} came again with other content; the input is not "
-                "what the log was made of: follow it into a new log"
-            )
+            raise self._conflict(session, seq, "came again with other content")
+
+    def _conflict(self, session: str, seq: int, what: str) -> SequenceConflict:
+        return SequenceConflict(
+            f"{self._writer.path}: session {session} seq {seq} {what}; the input is not what the log was made of: "
+            "follow it into a new log"
+        )
