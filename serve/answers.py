@@ -10,26 +10,36 @@ from collections import OrderedDict
 
 __all__ = ["AnswerMemory"]
 
+_MOST_TOKENS = 1 << 20
+"""Some 40 MB, however long the answers and however many the clients."""
+
 
 class AnswerMemory:
-    """The last `size` answers, by their text. Thread-safe."""
+    """The last answers, by their text: at most `size`, of at most `tokens` tokens together. Thread-safe."""
 
-    def __init__(self, size: int = 4096) -> None:
+    def __init__(self, size: int = 4096, tokens: int = _MOST_TOKENS) -> None:
         self._size = size
+        self._most = tokens
+        self._held = 0
         self._lock = threading.Lock()
-        self._tokens: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[tuple[int, ...], str]] = OrderedDict()
 
-    def remember(self, text: str, tokens: tuple[int, ...]) -> None:
-        """`tokens` spell `text` exactly; of two answers with one text the later one counts."""
+    def remember(self, text: str, tokens: tuple[int, ...], rest: str = "") -> None:
+        """`tokens` spell `text` up to `rest` exactly; of two answers with one text the later one counts."""
         if not text:
             return
         with self._lock:
-            self._tokens[text] = tokens
-            self._tokens.move_to_end(text)
-            if len(self._tokens) > self._size:
-                self._tokens.popitem(last=False)
+            self._forget(text)
+            self._known[text] = (tokens, rest)
+            self._held += len(tokens)
+            while len(self._known) > self._size or self._held > self._most:
+                self._forget(next(iter(self._known)))
 
-    def tokens_of(self, text: str) -> tuple[int, ...] | None:
-        """None for a text that was not, or long ago, an answer."""
+    def tokens_of(self, text: str) -> tuple[tuple[int, ...], str] | None:
+        """The tokens, and the text behind them; None for a text that was not, or long ago, an answer."""
         with self._lock:
-            return self._tokens.get(text)
+            return self._known.get(text)
+
+    def _forget(self, text: str) -> None:
+        tokens, _ = self._known.pop(text, ((), ""))
+        self._held -= len(tokens)

@@ -28,6 +28,7 @@ from kvtape.serve.templates import ChatTemplate
 from kvtape.serve.turns import Told, Turn
 from kvtape.serve.vocabulary import Vocabulary
 from kvtape.serve.worker import Worker
+from kvtape.traces.errors import LogWriteFailed
 
 __all__ = ["Limits", "LocalService"]
 
@@ -107,24 +108,30 @@ class LocalService:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(told.put_nowait, item)
 
+        def late() -> None:
+            err = Deadline(f"the request took longer than {self._limits.turn_s:g} s")
+            turn.cancel(err)
+            told.put_nowait(err)
+
         seed = request.sampling.seed
         turn = Turn(request, secrets.randbits(63) if seed is None else seed, tell)
         self._submit(turn)
+        # A timer, not `asyncio.timeout`: whoever listens may do so from several tasks, or not listen for a while.
+        deadline = loop.call_later(self._limits.turn_s, late)
         try:
-            async with asyncio.timeout(self._limits.turn_s):
-                while True:
-                    item = await told.get()
-                    if isinstance(item, ServiceError):
-                        raise item
-                    if isinstance(item, End):
-                        await asyncio.to_thread(self._flush)
-                        yield item
-                        return
+            while True:
+                item = await told.get()
+                if isinstance(item, ServiceError):
+                    raise item
+                if isinstance(item, End):
+                    await self._recorded()
                     yield item
-        except TimeoutError:
-            raise Deadline(f"the request took longer than {self._limits.turn_s:g} s") from None
+                    return
+                yield item
         finally:
+            deadline.cancel()
             turn.cancel()
+            self._worker.leave(turn)
 
     def status(self) -> ServiceStatus:
         return ServiceStatus(
@@ -148,8 +155,19 @@ class LocalService:
         self._worker.close()
         if await asyncio.to_thread(self._worker.join, self._limits.grace_s):
             return
-        self._worker.cancel_running()
+        self.hurry()
         await asyncio.to_thread(self._worker.join, self._limits.grace_s)
+
+    def hurry(self) -> None:
+        """What runs ends at its next token; for the end, and for one who does not want to wait for it."""
+        self._worker.cancel_running()
+
+    async def _recorded(self) -> None:
+        """Wait until all that happened is durable. Raises ShuttingDown where it cannot be."""
+        try:
+            await asyncio.to_thread(self._flush)
+        except LogWriteFailed as err:
+            raise self._worker.fail(err) from None
 
     def _submit(self, turn: Turn) -> None:
         if self._worker.waiting >= self._limits.queue:

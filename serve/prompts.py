@@ -94,9 +94,10 @@ class PromptMaker:
         hidden: dict[str, Any] = guard.hide(message)
         content = message.get("content")
         if message.get("role") == "assistant" and isinstance(content, str):
-            tokens = self._answers.tokens_of(content)
-            if tokens is not None:
-                hidden["content"] = guard.stand_for(tokens, hidden["content"])
+            known = self._answers.tokens_of(content)
+            if known is not None:
+                tokens, rest = known
+                hidden["content"] = guard.stand_for((*tokens, *self._plain(rest)), hidden["content"])
         return hidden
 
     def _message_ends(

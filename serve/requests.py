@@ -176,3 +176,6 @@ class Service(Protocol):
 
     async def close(self) -> None:
         """Refuse new requests, finish what runs or cancel it after the grace time, end every session. Idempotent."""
+
+    def hurry(self) -> None:
+        """Cancel what runs: a `close` need not wait for it."""

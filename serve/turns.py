@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 
+import numpy as np
+
 from kvtape.backends.errors import Cancelled, ContextOverflow, EngineFault, KvtapeError, SessionFatal
 from kvtape.backends.protocol import Logits
 from kvtape.backends.session import Session
@@ -47,16 +49,19 @@ class Turn:
         self._lock = threading.Lock()
         self._prefilling: Session | None = None
         self._cancelled = False
-        self.answer: tuple[str, tuple[int, ...]] | None = None
-        """Once it ended: the text that was told and the tokens that spell it, where they do so exactly."""
+        self._why: ServiceError = EngineGone("the turn was cancelled")
+        self.answer: tuple[str, tuple[int, ...], str] | None = None
+        """Once it ended: see `answers.AnswerMemory.remember`."""
 
     @property
     def cancelled(self) -> bool:
         return self._cancelled
 
-    def cancel(self) -> None:
-        """Stop at the next token, or in the middle of the prefill; from any thread, at any time."""
+    def cancel(self, why: ServiceError | None = None) -> None:
+        """Stop at the next token, or in the middle of the prefill; from any thread, at any time. Told is `why`."""
         with self._lock:
+            if why is not None and not self._cancelled:
+                self._why = why
             self._cancelled = True
             if self._prefilling is not None:
                 self._prefilling.cancel()
@@ -71,7 +76,7 @@ class Turn:
         try:
             return (yield from self._play(session, spell, ends))
         except Cancelled:
-            return EngineGone("the turn was cancelled")
+            return self._why
         except ContextOverflow as err:
             return TooLong(
                 f"the prompt needs {err.needed} tokens, and the context of this server holds {err.available}"
@@ -93,14 +98,20 @@ class Turn:
         reason = "n"
         while left and reason == "n" and not said.over:
             before = len(said.tokens)
-            reason = session.decode(min(left, SLICE_TOKENS), choose=said.choose, stop_tokens=ends).stopped
+            try:
+                reason = session.decode(min(left, SLICE_TOKENS), choose=said.choose, stop_tokens=ends).stopped
+            except ContextOverflow:
+                if not said.tokens:
+                    raise
+                reason = "context_full"
             left -= len(said.tokens) - before
             yield
+        if self._cancelled and not said.stopped:
+            raise Cancelled("in the middle of the answer")
         said.finish()
         usage = Usage(len(self.tokens), cached, len(said.tokens))
-        stopped = said.over or reason == "end_token"
-        if said.spelled(spell):
-            self.answer = (said.text, tuple(said.tokens))
+        stopped = said.stopped or reason == "end_token"
+        self.answer = said.spelled(spell)
         return End("stop" if stopped else "length", usage, self._seed)
 
     def _prefill(self, session: Session) -> int:
@@ -136,6 +147,10 @@ class _Saying:
         self.text = ""
 
     @property
+    def stopped(self) -> bool:
+        return self._stops.hit
+
+    @property
     def over(self) -> bool:
         return self._stops.hit or self._turn.cancelled
 
@@ -154,8 +169,19 @@ class _Saying:
         rest = self._stops.add(self._stream.rest())
         self._send(rest if self._stops.hit else rest + self._stops.rest(), ())
 
-    def spelled(self, spell: Callable[[Sequence[int]], str]) -> bool:
-        return bool(self.tokens) and spell(self.tokens) == self.text
+    def spelled(self, spell: Callable[[Sequence[int]], str]) -> tuple[str, tuple[int, ...], str] | None:
+        """The text that was told, the tokens that spell its beginning, and the rest of it: a stop string may end it in
+        the middle of a token."""
+        spelled, known, too_many = 0, "", len(self.tokens) + 1
+        n = len(self.tokens)
+        while spelled < n:
+            text = spell(self.tokens[:n])
+            if self.text.startswith(text):
+                spelled, known = n, text
+            else:
+                too_many = n
+            n = (spelled + too_many) // 2
+        return (self.text, tuple(self.tokens[:spelled]), self.text[len(known) :]) if spelled else None
 
     def _send(self, text: str, choices: tuple[TokenChoice, ...]) -> None:
         self.text += text
@@ -165,6 +191,7 @@ class _Saying:
     def _choice(self, token: int, logits: Logits) -> TokenChoice:
         wanted = self._turn.request.logprobs or 0
         logprobs = log_probabilities(logits)
-        best = sorted(range(len(logprobs)), key=lambda i: (-logprobs[i], i))[:wanted] if wanted else []
+        # Stable: of equals the lower id first.
+        best = np.argsort(-logprobs, kind="stable")[:wanted].tolist() if wanted else []
         top = tuple((i, self._spell([i]), float(logprobs[i])) for i in best)
         return TokenChoice(token, self._spell([token]), float(logprobs[token]), top)

@@ -45,7 +45,7 @@ class Worker:
         self._waiting: deque[Turn] = deque()
         self._running: list[_Running] = []
         self._closing = False
-        self._broken: LogWriteFailed | None = None
+        self._broken: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="kvtape-engine", daemon=True)
 
     @property
@@ -57,7 +57,7 @@ class Worker:
         return len(self._running)
 
     @property
-    def broken(self) -> LogWriteFailed | None:
+    def broken(self) -> Exception | None:
         """Why nothing is recorded, and so nothing served, any more."""
         return self._broken
 
@@ -84,7 +84,21 @@ class Worker:
     def cancel_running(self) -> None:
         """Every turn that runs ends at its next token."""
         for one in list(self._running):
-            one.turn.cancel()
+            one.turn.cancel(ShuttingDown("the server is shutting down"))
+
+    def leave(self, turn: Turn) -> bool:
+        """Take a turn out of the line; whether it was still there."""
+        with self._changed:
+            if turn not in self._waiting:
+                return False
+            self._waiting.remove(turn)
+            return True
+
+    def fail(self, err: Exception) -> ShuttingDown:
+        """What cannot be recorded is not served: take no more, and refuse what waits. What to tell."""
+        self._broken = err
+        self.close()
+        return ShuttingDown("the log cannot be written, and nothing is served that is not recorded")
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the last turn to end; whether it has."""
@@ -94,12 +108,25 @@ class Worker:
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while self._wait():
-            for turn, choice in self._startable():
-                self._running.append(_Running(turn, self._served(turn, choice)))
-                self._step(self._running[-1])
-            for one in list(self._running):
-                self._step(one)
+        try:
+            while self._wait():
+                for turn, choice in self._startable():
+                    self._running.append(_Running(turn, self._served(turn, choice)))
+                    self._step(self._running[-1])
+                for one in list(self._running):
+                    self._step(one)
+        except LogWriteFailed as err:
+            self._give_up(err)
+        except Exception as err:
+            _tell_defect("the line of requests", err)
+            self._give_up(EngineGone("a defect stopped the line of requests"))
+
+    def _give_up(self, err: Exception) -> None:
+        """The thread ends; nobody may wait for it."""
+        told = self.fail(err)
+        for one in self._running:
+            one.turn.tell(told)
+        self._running.clear()
 
     def _step(self, one: _Running) -> None:
         try:
@@ -129,22 +156,15 @@ class Worker:
         for turn in line:
             name = turn.request.session
             if turn.cancelled:
-                self._leave_line(turn)
+                self.leave(turn)
                 continue
             choice = None if name in named else self._seats.find(turn.tokens, name)
             if choice is None:
                 if name is not None:
                     named.add(name)
                 continue
-            if self._leave_line(turn):
+            if self.leave(turn):
                 yield turn, choice
-
-    def _leave_line(self, turn: Turn) -> bool:
-        with self._changed:
-            if turn not in self._waiting:
-                return False
-            self._waiting.remove(turn)
-            return True
 
     def _served(self, turn: Turn, choice: Choice) -> Generator[None, None, Told]:
         """A turn with its session, from begin to end; returns how it ended. The first step takes the slot."""
@@ -152,16 +172,19 @@ class Worker:
             with self._seats.taken(choice, turn.tokens, turn.request.session) as session:
                 told: Told = yield from turn.play(session, self._spell, self._ends)
         except LogWriteFailed as err:
-            told = self._break(err)
+            told = self.fail(err)
         except KvtapeError as err:
             told = EngineGone(f"no session could be opened for this request ({type(err).__name__})")
-        except Exception:
-            _log.exception("a turn failed in a way that it should not")
+        except Exception as err:
+            _tell_defect("a turn", err)
             told = EngineGone("this request failed inside the server")
         return told
 
-    def _break(self, err: LogWriteFailed) -> ShuttingDown:
-        """What cannot be recorded is not served."""
-        self._broken = err
-        self.close()
-        return ShuttingDown("the log cannot be written, and nothing is served that is not recorded")
+
+def _tell_defect(what: str, err: Exception) -> None:
+    """Its kind and place; its text may hold a part of a prompt."""
+    trace = err.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "nowhere" if trace is None else f"{trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno}"
+    _log.error("%s failed in a way that it should not: %s at %s", what, type(err).__name__, place)

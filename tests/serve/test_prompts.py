@@ -75,7 +75,7 @@ def test_answers_are_forgotten_in_order() -> None:
     for text in ("a", "b", "a", "c"):
         answers.remember(text, (ord(text),))
     assert answers.tokens_of("b") is None
-    assert answers.tokens_of("a") == (97,)
+    assert answers.tokens_of("a") == ((97,), "")
 
 
 def test_a_template_that_hides_message_ends_gives_one_segment() -> None:
