@@ -88,16 +88,16 @@ def require_folder(log: Path) -> None:
 
 
 @contextmanager
-def recording(log: Path, run: RunRow, clock: Clock) -> Iterator[Recorder]:
+def recording(log: Path, run: RunRow, clock: Clock, *, max_latency_s: float = 0.05) -> Iterator[Recorder]:
     """A recorder on a new log, sealed at the end, also when the block raises: what was recorded stays readable.
 
-    Ctrl-C waits while the log is made and while it is sealed.
+    `max_latency_s`: see `Recorder`. Ctrl-C waits while the log is made and while it is sealed.
     """
     from kvtape.traces.errors import LogWriteFailed
     from kvtape.traces.recorder import Recorder
 
     with _HeldInterrupts() as interrupts:
-        recorder = Recorder(log, run, clock=clock)
+        recorder = Recorder(log, run, clock=clock, max_latency_s=max_latency_s)
         try:
             with interrupts.let_through():
                 yield recorder

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from kvtape.serve.http.server import Access
     from kvtape.serve.local import Limits
 
-__all__ = ["serve"]
+__all__ = ["WRITE_LATENCY_S", "serve"]
 
 _CONTEXT = 4096
 """Tokens of a slot where neither --n-ctx nor --memory says."""
+
+WRITE_LATENCY_S = 1.0
+"""Seconds that events of a turn wait to be written together; its end writes at once."""
 
 
 def serve(
@@ -175,7 +178,7 @@ def _run(
         )
         sessions = Sessions(config, policy, run.run_id, content, way, idle_s)
         with (
-            recording(segment, run, clock) as recorder,
+            recording(segment, run, clock, max_latency_s=WRITE_LATENCY_S) as recorder,
             local_service(
                 engine,
                 recorder,

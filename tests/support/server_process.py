@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-__all__ = ["BARE_NEEDS", "ServerProcess", "free_port", "start_bare", "start_kvtape", "why_not_bare"]
+__all__ = ["BARE_NEEDS", "ServerProcess", "free_port", "start_bare", "start_kvtape", "started", "why_not_bare"]
 
 BARE_NEEDS = ("fastapi", "sse-starlette", "starlette-context", "pydantic-settings", "uvicorn", "starlette<1")
 """What `python -m llama_cpp.server` needs beside llama-cpp-python: `pip install --target DIR` puts it apart."""
@@ -68,20 +68,32 @@ class ServerProcess:
 
 
 def start_kvtape(model: Path, log: Path, *more: str, name: str = "served", port: int = 0) -> ServerProcess:
-    """`kvtape serve`, listening. Raises AssertionError with what it said when it does not."""
+    """`kvtape serve`. Raises as `started`."""
     port = port or free_port()
     command = [sys.executable, "-m", "kvtape.cli", "serve", "--model", str(model), "--log", str(log)]
-    return _started([*command, "--name", name, "--port", str(port), *more], port, log.with_suffix(".err"), {})
+    return started([*command, "--name", name, "--port", str(port), *more], port, log.with_suffix(".err"))
 
 
-def start_bare(model: Path, needs: Path | None, errors: Path, *, n_ctx: int, name: str = "served") -> ServerProcess:
-    """`python -m llama_cpp.server` with one thread and the same context; `needs`: the folder with BARE_NEEDS."""
+def start_bare(
+    model: Path, needs: Path | None, errors: Path, *, n_ctx: int, verbose: bool = False, name: str = "served"
+) -> ServerProcess:
+    """`python -m llama_cpp.server` with one thread; `needs`: the folder with BARE_NEEDS. `verbose`: it says in `errors`
+    what it reuses of each prompt. Raises as `started`."""
     port = free_port()
     command = [sys.executable, "-m", "llama_cpp.server", "--model", str(model), "--n_ctx", str(n_ctx)]
     # By default a request there ends the one before it.
-    command += ["--n_threads", "1", "--n_threads_batch", "1", "--interrupt_requests", "false", "--verbose", "false"]
+    command += [
+        "--n_threads",
+        "1",
+        "--n_threads_batch",
+        "1",
+        "--interrupt_requests",
+        "false",
+        "--verbose",
+        str(verbose).lower(),
+    ]
     command += ["--model_alias", name, "--host", "127.0.0.1", "--port", str(port)]
-    return _started(command, port, errors, _with(needs))
+    return started(command, port, errors, _with(needs))
 
 
 def why_not_bare(needs: Path | None) -> str | None:
@@ -109,9 +121,10 @@ def _with(needs: Path | None) -> dict[str, str]:
     return {} if needs is None else {"PYTHONPATH": str(needs)}
 
 
-def _started(command: Sequence[str], port: int, errors: Path, more: Mapping[str, str]) -> ServerProcess:
+def started(command: Sequence[str], port: int, errors: Path, more: Mapping[str, str] | None = None) -> ServerProcess:
+    """A server that `command` starts on `port`, listening. Raises AssertionError with what it said when it does not."""
     with errors.open("ab") as to:
-        process = subprocess.Popen(command, stderr=to, stdout=to, env={**os.environ, **_QUIET, **more})
+        process = subprocess.Popen(command, stderr=to, stdout=to, env={**os.environ, **_QUIET, **(more or {})})
     server = ServerProcess(f"http://127.0.0.1:{port}", process, errors)
     until = time.monotonic() + _START_S
     while time.monotonic() < until and server.alive():
