@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -11,15 +12,25 @@ from kvtape.cli.args import AsJson, LogPath
 
 __all__ = ["export"]
 
+_TIMES = ["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f%z", "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%d"]
+
 
 def export(
     log: LogPath,
     format_name: Annotated[
         str,
-        typer.Option("--format", metavar="NAME", help="parquet, jsonl, mooncake, bailian, perfetto or oraclegeneral."),
+        typer.Option(
+            "--format", metavar="NAME", help="parquet, jsonl, mooncake, bailian, perfetto, otlp or oraclegeneral."
+        ),
     ],
     out: Annotated[str, typer.Option("--out", metavar="NEW", help="The file or folder to write; - for stdout.")],
     run: Annotated[str | None, typer.Option("--run", metavar="R", help="Of this run; default: the log's own.")] = None,
+    begin: Annotated[
+        datetime | None,
+        typer.Option(
+            "--begin", metavar="TIME", formats=_TIMES, help="otlp: when the run began, ISO 8601; UTC without a zone."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a log in another format; the log is only read.
@@ -39,7 +50,7 @@ def export(
         raise UsageError("stdout holds one thing: give --out a name" + (" and leave --json" if as_json else ""))
     with opened(log) as tape:
         digest = tape.chain_digest
-        result = export_log(tape, format_name, out if out == "-" else Path(out), run)
+        result = export_log(tape, format_name, out if out == "-" else Path(out), run, _since_1970(begin))
     if out == "-":
         return
     body = {"log": str(log), "format": result.format, "out": out, "rows": result.rows}
@@ -51,3 +62,11 @@ def export(
         digest=digest,
         digest_kind="chain",
     )
+
+
+def _since_1970(moment: datetime | None) -> int | None:
+    """Nanoseconds; a moment without a zone is UTC."""
+    if moment is None:
+        return None
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000

@@ -14,6 +14,7 @@ import duckdb
 from kvtape.traces.database import give_name, one_line
 from kvtape.traces.errors import LogExists, LogWriteFailed, TraceError
 from kvtape.traces.exporters.lines import log_lines
+from kvtape.traces.exporters.otlp import count_spans, span_lines
 from kvtape.traces.exporters.perfetto import trace_lines
 from kvtape.traces.exporters.requests import PromptRequest, prompt_requests
 from kvtape.traces.exporters.traces import ACCESS, bailian_lines, mooncake_lines, oracle_general
@@ -70,6 +71,7 @@ FORMATS: dict[str, _Format] = {
     "mooncake": _Format("requests as a Mooncake trace", _requests(mooncake_lines), lambda _: 1),
     "bailian": _Format("requests as a Bailian trace", _requests(bailian_lines), lambda _: 1),
     "perfetto": _Format("a timeline for Perfetto", trace_lines, lambda _: 1),
+    "otlp": _Format("OpenTelemetry spans of the GenAI conventions, as OTLP/JSON lines", span_lines, count_spans),
     "oraclegeneral": _Format(
         "block accesses for libCacheSim", _requests(_oracle), lambda data: len(data) // ACCESS.size
     ),
@@ -81,12 +83,16 @@ def format_names() -> list[str]:
     return [PARQUET, *FORMATS]
 
 
-def export_log(log: Log, format_name: str, out: str | Path, run_id: str | None = None) -> ExportResult:
+def export_log(
+    log: Log, format_name: str, out: str | Path, run_id: str | None = None, begin_ns: int | None = None
+) -> ExportResult:
     """Write `log` (its run `run_id`, default: `default_run`; `jsonl` and `parquet` write all) to the new file `out`.
 
-    `-` is stdout. Raises TraceError for what the format cannot say of this log, LogExists, LogWriteFailed,
-    OSError of stdout.
+    `-` is stdout. `begin_ns`: with `otlp`, when the run's first event was, since 1970. Raises TraceError for what the
+    format cannot say of this log, LogExists, LogWriteFailed, OSError of stdout.
     """
+    if begin_ns is not None and format_name != "otlp":
+        raise TraceError(f"a time to begin at is for otlp; {format_name} has the log's own times")
     if format_name == PARQUET:
         with _written(out):
             return ExportResult(PARQUET, _parquet(log, Path(out)))
@@ -94,7 +100,7 @@ def export_log(log: Log, format_name: str, out: str | Path, run_id: str | None =
         raise TraceError(f"there is no export format {format_name!r}; choose one of {', '.join(format_names())}")
     chosen = FORMATS[format_name]
     run = log.default_run().run_id if run_id is None else run_id
-    pieces = iter(chosen.pieces(log, run))
+    pieces = iter(chosen.pieces(log, run) if begin_ns is None else span_lines(log, run, begin_ns))
     if str(out) == "-":
         return ExportResult(format_name, _write(pieces, sys.stdout.buffer.write, chosen))
     with _written(out):
