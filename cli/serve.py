@@ -12,6 +12,7 @@ from kvtape.cli.isolation import Deadline, Isolate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from socket import socket
 
     from kvtape.backends.protocol import Engine, SessionConfig
     from kvtape.planner.specs import PolicySpec
@@ -114,6 +115,7 @@ def serve(
     check_fits(target.engine, path, config)
     if log.exists() and not log.is_dir():
         raise UsageError(f"{log}: a file; give a folder, which gets a segment for each start of the server")
+    listener = access.listen()
     asked: dict[str, Any] = {
         "verb": "serve",
         "backend": backend,
@@ -132,6 +134,7 @@ def serve(
         spec,
         asked,
         access=access,
+        listener=listener,
         isolate=isolate,
         way=target.way,
         content=content,
@@ -152,6 +155,7 @@ def _run(
     asked: dict[str, Any],
     *,
     access: Access,
+    listener: socket,
     isolate: bool,
     way: str,
     content: bool,
@@ -195,6 +199,7 @@ def _run(
                 service,
                 access,
                 version=kvtape_version(),
+                listener=listener,
                 listening=lambda url: note(f"kvtape: {name} on {url}, log {segment}"),
             )
             broken = service.broken

@@ -8,6 +8,7 @@ import ipaddress
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ __all__ = ["KEY_VARIABLE", "Access"]
 
 KEY_VARIABLE = "KVTAPE_API_KEY"
 _SHORTEST_KEY = 8
+_BACKLOG = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +47,35 @@ class Access:
             )
         return cls(host, port, tuple(_digest(key) for key in keys))
 
-    def allows(self, authorization: str | None) -> bool:
-        """Whether an Authorization header bears a key; takes the same time whatever it holds."""
+    def allows(self, authorizations: Sequence[bytes]) -> bool:
+        """Whether the one Authorization header bears a key; takes the same time whatever it holds. Of two headers a
+        proxy may have looked at the other one."""
         if not self.digests:
             return True
-        scheme, _, key = (authorization or "").partition(" ")
-        given = _digest(key.strip())
+        scheme, _, key = (authorizations[0] if len(authorizations) == 1 else b"").partition(b" ")
+        given = hashlib.sha256(key.strip()).digest()
         found = False
         for digest in self.digests:
             found |= hmac.compare_digest(digest, given)
-        return found and scheme.lower() == "bearer"
+        return found and scheme.lower() == b"bearer"
 
     def is_host(self, header: str) -> bool:
         """Whether a Host header names this server. With a key it does not matter: no page in a browser has it."""
         if self.digests:
             return True
         name = header.rsplit(":", 1)[0] if not header.endswith("]") else header
-        return name.strip("[]").lower() in {"localhost", "127.0.0.1", "::1", self.host.lower()}
+        return name.strip("[]").lower() in {"localhost", "127.0.0.1", "::1", self.host.strip("[]").lower()}
 
     def listen(self) -> socket.socket:
-        """A bound socket. Raises EnvironmentProblem."""
+        """A socket that listens. Raises EnvironmentProblem."""
         try:
-            family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            host = self.host.strip("[]")
+            family, _, _, _, address = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)[0]
             listener = socket.socket(family)
             try:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind(address)
+                listener.listen(_BACKLOG)
             except OSError:
                 listener.close()
                 raise

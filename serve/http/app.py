@@ -45,8 +45,8 @@ def make_app(service: Service, access: Access, *, version: str, limits: BodyLimi
         Route("/openapi.json", front.document, methods=["GET"]),
     ]
     # Not `Starlette`: its outermost layer would answer an unexpected error itself.
-    handlers: Any = {404: _no_path, 405: _no_method}
-    return Gate(ExceptionMiddleware(Router(routes), handlers), access, limits or BodyLimits())
+    handlers: Any = {404: front.no_path, 405: front.no_method}
+    return Gate(ExceptionMiddleware(Router(routes), handlers), access, limits or BodyLimits(), front.failed)
 
 
 class _Front:
@@ -66,10 +66,21 @@ class _Front:
                 failure = refused.failure
             except ServiceError as err:
                 failure = failure_of(err)
-            self._metrics.failed(failure.code)
+            self.failed(failure.code)
             return failure.response()
 
         return answer
+
+    def failed(self, code: str) -> None:
+        self._metrics.failed(code)
+
+    async def no_path(self, request: Request, err: HTTPException) -> Response:
+        self.failed("not_found")
+        return failed("not_found", "no such path; see /openapi.json").response()
+
+    async def no_method(self, request: Request, err: HTTPException) -> Response:
+        self.failed("method_not_allowed")
+        return failed("method_not_allowed", "this path has other methods", headers=err.headers or {}).response()
 
     async def chat(self, request: Request) -> Response:
         body = read_body(Chat, await _json_of(request))
@@ -114,19 +125,25 @@ class _Front:
         # The first thing that comes decides the status.
         first = await _unless_gone(request, anext(told))
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        return _Events(events(teller, _after(first, told), with_usage=with_usage))
+        return _Events(events(teller, _after(first, told), self.failed, with_usage=with_usage))
 
     async def _measured(self, asked: GenerationRequest) -> AsyncGenerator[Piece | End]:
         began = time.monotonic()
-        first = True
-        async with aclosing(self._service.generate(asked)) as told:
-            async for item in told:
-                if isinstance(item, End):
-                    self._metrics.ended(item, time.monotonic() - began)
-                elif first:
-                    first = False
-                    self._metrics.first_text(time.monotonic() - began)
-                yield item
+        first, ended = True, False
+        try:
+            async with aclosing(self._service.generate(asked)) as told:
+                async for item in told:
+                    if isinstance(item, End):
+                        ended = True
+                        self._metrics.ended(item, time.monotonic() - began)
+                    elif first:
+                        first = False
+                        self._metrics.first_text(time.monotonic() - began)
+                    yield item
+        except (asyncio.CancelledError, GeneratorExit):
+            if not ended:
+                self._metrics.abandoned()
+            raise
 
     def _check_model(self, name: str) -> None:
         if name != self._service.model_name:
@@ -188,14 +205,6 @@ async def _after(first: Piece | End, rest: AsyncGenerator[Piece | End]) -> Async
         yield first
         async for item in rest:
             yield item
-
-
-async def _no_path(request: Request, err: HTTPException) -> Response:
-    return failed("not_found", "no such path; see /openapi.json").response()
-
-
-async def _no_method(request: Request, err: HTTPException) -> Response:
-    return failed("method_not_allowed", "this path has other methods", headers=err.headers or {}).response()
 
 
 def _wall_s() -> int:

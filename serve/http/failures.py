@@ -36,9 +36,12 @@ class Failure:
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
 
-    def response(self) -> Response:
+    def text(self) -> str:
         # Lone surrogates of a quoted field name have no UTF-8; escaped they go through.
-        return Response(json.dumps(self.body()), self.status, dict(self.headers), "application/json")
+        return json.dumps(self.body())
+
+    def response(self) -> Response:
+        return Response(self.text(), self.status, dict(self.headers), "application/json")
 
 
 class Refused(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,8 +32,12 @@ class BodyLimits:
 class Gate:
     """An ASGI application around another. The body is read here, whole: an endpoint finds it in one piece."""
 
-    def __init__(self, app: ASGIApp, access: Access, limits: BodyLimits) -> None:
+    def __init__(
+        self, app: ASGIApp, access: Access, limits: BodyLimits, refused: Callable[[str], None] = lambda code: None
+    ) -> None:
+        """`refused` is told the code of each failure that no endpoint tells."""
         self._app = app
+        self._refused = refused
         self._access = access
         self._limits = limits
 
@@ -70,9 +75,13 @@ class Gate:
         if len(headers) > self._limits.headers:
             raise Refused(failed("invalid_request", f"more than {self._limits.headers} headers"))
         found = {name: value.decode("latin-1") for name, value in headers}
+        if b"content-length" in found and b"transfer-encoding" in found:
+            # A proxy in front may see another end of this body than this server does.
+            raise Refused(failed("invalid_request", "Content-Length and Transfer-Encoding: give one of them"))
         if not self._access.is_host(found.get(b"host", "")):
             raise Refused(failed("wrong_host", "the Host header names another host than this server's"))
-        if scope["path"] not in _OPEN and not self._access.allows(found.get(b"authorization")):
+        keys = [value for name, value in headers if name == b"authorization"]
+        if scope["path"] not in _OPEN and not self._access.allows(keys):
             challenge = {"WWW-Authenticate": "Bearer"}
             raise Refused(failed("invalid_api_key", "give a key of this server as Bearer token", headers=challenge))
 
@@ -98,8 +107,8 @@ class Gate:
             why = f"the body did not arrive within {self._limits.body_s:g} s"
             raise Refused(failed("request_timeout", why)) from None
 
-    @staticmethod
-    async def _answer(failure: Failure, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, failure: Failure, scope: Scope, receive: Receive, send: Send) -> None:
+        self._refused(failure.code)
         response = failure.response()
         # What is left of a refused body would be read as the next request.
         response.headers["Connection"] = "close"

@@ -50,7 +50,9 @@ class Metrics:
         self._whole = histogram("vllm:e2e_request_latency_seconds", "from the request to its end", _TIMES)
         self._prompt = histogram("vllm:request_prompt_tokens", "tokens of a prompt", _TOKENS)
         self._said = histogram("vllm:request_generation_tokens", "tokens of an answer", _TOKENS)
-        self._ended = counter("vllm:request_success", "requests that ended as they should", "finished_reason")
+        self._ended = counter(
+            "vllm:request_success", "requests that ended; abort: the client left first", "finished_reason"
+        )
         self._failed = counter("kvtape:failed_requests", "requests that were refused or failed", "code")
 
     def first_text(self, seconds: float) -> None:
@@ -61,6 +63,10 @@ class Metrics:
         self._prompt.observe(end.usage.prompt_tokens)
         self._said.observe(end.usage.completion_tokens)
         self._ended.labels(self._model, end.reason).inc()
+
+    def abandoned(self) -> None:
+        """A client left before the end of its answer."""
+        self._ended.labels(self._model, "abort").inc()
 
     def failed(self, code: str) -> None:
         self._failed.labels(self._model, code).inc()

@@ -11,20 +11,16 @@ from functools import partial
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kvtape.serve.http.access import Access
 from kvtape.serve.http.app import make_app
+from kvtape.serve.http.connection import Connection, Patience
 from kvtape.serve.http.gate import BodyLimits
 from kvtape.serve.requests import Service
 
 __all__ = ["Access", "Running", "serve_forever"]
 
-_HEADERS_S = 10.0
-"""Seconds in which a connection must have sent the headers of its first request."""
-
 _KEEP_ALIVE_S = 30
-_MOST_CONNECTIONS = 512
 
 
 def serve_forever(
@@ -34,13 +30,16 @@ def serve_forever(
     version: str,
     listening: Callable[[str], None] = lambda url: None,
     limits: BodyLimits | None = None,
+    listener: socket.socket | None = None,
 ) -> None:
     """Until SIGINT or SIGTERM, or until the service takes nothing more; then what runs is finished.
 
-    A second signal ends at once. `listening` is told the address once connections are taken. Must run in the main
-    thread for the signals. Raises EnvironmentProblem where the address cannot be had.
+    A second signal cancels what runs. `listening` is told the address once connections are taken; `listener` is that
+    of `access`, where it was made before. Must run in the main thread for the signals. Raises EnvironmentProblem
+    where the address cannot be had.
     """
-    asyncio.run(Running(service, access, version=version, listening=listening, limits=limits).run())
+    running = Running(service, access, version=version, listening=listening, limits=limits, listener=listener)
+    asyncio.run(running.run())
 
 
 class Running:
@@ -54,19 +53,19 @@ class Running:
         version: str,
         listening: Callable[[str], None] = lambda url: None,
         limits: BodyLimits | None = None,
-        headers_s: float = _HEADERS_S,
+        patience: Patience | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
-        self._listener = access.listen()
+        self._listener = listener or access.listen()
         config = uvicorn.Config(
             make_app(service, access, version=version, limits=limits),
-            http=partial(_Protocol, headers_s),  # type: ignore[arg-type]
+            http=partial(Connection, patience or Patience()),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_level="critical",
             access_log=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            limit_concurrency=_MOST_CONNECTIONS,
             backlog=128,
         )
         self._server = _Server(config, service, lambda: listening(_url(self._listener)))
@@ -114,27 +113,11 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(self._service.close())
         await super().shutdown(sockets)
+        while not ending.done():
+            if self.force_exit:
+                self._service.hurry()
+            await asyncio.wait([ending], timeout=0.1)
         await ending
-
-
-class _Protocol(H11Protocol):
-    """Closes a connection that is slow to say what it wants."""
-
-    def __init__(self, headers_s: float, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._headers_s = headers_s
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._deadline = self.loop.call_later(self._headers_s, self._give_up)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def _give_up(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
 
 
 def _url(listener: socket.socket) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -73,8 +72,11 @@ async def whole(teller: Teller, told: AsyncGenerator[Piece | End]) -> BaseModel:
     raise AssertionError("a service ends with an End")
 
 
-async def events(teller: Teller, told: AsyncGenerator[Piece | End], *, with_usage: bool) -> AsyncGenerator[bytes]:
-    """Server-sent events; a failure after the first is an event too, since the status was sent."""
+async def events(
+    teller: Teller, told: AsyncGenerator[Piece | End], failed: Callable[[str], None], *, with_usage: bool
+) -> AsyncGenerator[bytes]:
+    """Server-sent events; a failure after the first is an event too, since the status was sent. `failed` is told its
+    code."""
     begin = teller.begin()
     if begin is not None:
         yield _event(begin)
@@ -88,7 +90,9 @@ async def events(teller: Teller, told: AsyncGenerator[Piece | End], *, with_usag
                 if with_usage:
                     yield _event(teller.usage(item))
     except ServiceError as err:
-        yield b"data: " + json.dumps(failure_of(err).body()).encode() + b"\n\n"
+        failure = failure_of(err)
+        failed(failure.code)
+        yield b"data: " + failure.text().encode() + b"\n\n"
         return
     yield b"data: [DONE]\n\n"
 

@@ -18,6 +18,7 @@ import pytest
 from kvtape.backends.errors import EnvironmentProblem, UsageError
 from kvtape.planner.events import Op
 from kvtape.serve.http.access import Access
+from kvtape.serve.http.connection import Patience
 from kvtape.serve.http.failures import FAILURES
 from kvtape.serve.http.gate import BodyLimits
 from kvtape.serve.local import Limits
@@ -203,7 +204,7 @@ def test_bodies_are_bounded_in_bytes_and_time() -> None:
 def test_a_connection_that_says_nothing_is_closed() -> None:
     with (
         tiny_service() as service,
-        served(service, headers_s=0.2) as url,
+        served(service, patience=Patience(headers_s=0.2)) as url,
         socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=5) as silent,
     ):
         silent.sendall(b"GET /health HT")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvtape.serve.http.access import Access
+from kvtape.serve.http.connection import Patience
 from kvtape.serve.http.gate import BodyLimits
 from kvtape.serve.http.server import Running
 from kvtape.serve.requests import Service
@@ -17,7 +18,11 @@ __all__ = ["served"]
 
 @contextmanager
 def served(
-    service: Service, *, access: Access | None = None, limits: BodyLimits | None = None, headers_s: float = 10.0
+    service: Service,
+    *,
+    access: Access | None = None,
+    limits: BodyLimits | None = None,
+    patience: Patience | None = None,
 ) -> Iterator[str]:
     """The server's address; the service is closed with it."""
     told: list[str] = []
@@ -33,7 +38,7 @@ def served(
         version="0",
         listening=listening,
         limits=limits,
-        headers_s=headers_s,
+        patience=patience,
     )
     thread = threading.Thread(target=lambda: asyncio.run(server.run()), name="http")
     thread.start()
