@@ -18,7 +18,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if 0 < abs(value) < 0.0005 else f"{value:.3f}"
+    if value is None:
+        return "-"
+    # -0.0 is what rounding leaves of a tiny negative number.
+    return f"{value:.2g}" if 0 < abs(value) < 0.0005 else f"{value + 0.0:.3f}"
 
 
 def _interval(row: dict[str, Any], name: str) -> str:
