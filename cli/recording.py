@@ -10,22 +10,30 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from kvtape.backends.errors import UsageError
 from kvtape.cli.output import canonical_json, kvtape_version, report_digest
 from kvtape.planner.rows import RunRow
 
 if TYPE_CHECKING:
-    from kvtape.backends.protocol import Clock, Engine
+    from kvtape.backends.protocol import Clock
     from kvtape.backends.session import Session
     from kvtape.traces.recorder import Recorder
 
 __all__ = ["interruptible", "live_run", "new_log", "recording", "require_folder", "require_new", "run_row"]
 
 
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+
 def live_run(
-    config: Mapping[str, Any], engine: Engine, clock: Clock, *, log: Path | None = None, prompt: Sequence[int] = ()
+    config: Mapping[str, Any], engine: _Named, clock: Clock, *, log: Path | None = None, prompt: Sequence[int] = ()
 ) -> RunRow:
     """The run's row; its id comes from configuration and prompt, so that a recording repeated is the same run.
 

@@ -55,8 +55,7 @@ def body_of(answer: bytes) -> dict[str, object]:
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 66_000 + b"\r\n\r\n", 400, "invalid_request"),
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 200 + b"\r\n", 400, "invalid_request"),
         (
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /",
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGE",
             400,
             "invalid_request",
         ),
@@ -91,7 +90,10 @@ def body_of(answer: bytes) -> dict[str, object]:
 )
 def test_what_is_no_request_is_refused_in_the_one_shape(url: str, raw: bytes, status: int, code: str) -> None:
     with connected(url) as sock:
-        sock.sendall(raw)
+        sock.sendall(raw[:65_000])
+        if raw[65_000:]:  # a connection that is closed on unread data is reset
+            time.sleep(0.1)
+            sock.sendall(raw[65_000:])
         answer = all_of(sock)
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:100]
     assert answer.count(b"HTTP/1.1 ") == 1
@@ -116,7 +118,9 @@ def test_http_1_0_and_requests_sent_ahead(url: str) -> None:
 def test_a_second_request_that_is_slow_to_come_is_given_up(url: str) -> None:
     with connected(url) as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert sock.recv(4096).startswith(b"HTTP/1.1 200 ")
+        said = b""
+        while not said.endswith(b"}"):
+            said += sock.recv(4096)
         sock.sendall(b"GET /health HT")
         began = time.monotonic()
         assert sock.recv(100) == b""
