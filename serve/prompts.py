@@ -9,13 +9,16 @@ An answer that was given here comes back as the tokens that it was.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from kvtape.backends.errors import UsageError
+from kvtape.backends.errors import EnvironmentProblem, UsageError
 from kvtape.planner.blocks import PromptSegment
 from kvtape.serve.answers import AnswerMemory
+from kvtape.serve.message_ends import message_ends
 from kvtape.serve.requests import BadPrompt
 from kvtape.serve.templates import ChatTemplate
 from kvtape.serve.vocabulary import Vocabulary
@@ -69,10 +72,11 @@ class PromptMaker:
         if self._template is None:
             raise BadPrompt("this model has no chat template; use /v1/completions, or start the server with one")
         guard = _Guard(self._control, [*messages, *tools])
-        guarded = [self._guarded(guard, message) for message in messages]
+        hidden = [self._guarded(guard, message) for message in messages]
         tools = [guard.hide(tool) for tool in tools]
-        text = self._template.render(guarded, tools, cue=True)
-        ends = [*self._message_ends(text, guarded, tools)]
+        guarded, text = self._rendered(hidden, tools)
+        heads = partial(self._template.render, tools=tools, cue=False)
+        ends = [(str(guarded[i].get("role", "user")), at) for i, at in message_ends(text, guarded, heads)]
         segments, start = [], 0
         for kind, stop in [*ends, ("assistant_prompt", len(text))]:
             for part, piece in (
@@ -90,6 +94,25 @@ class PromptMaker:
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
+    def _rendered(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[Sequence[Mapping[str, Any]], str]:
+        """The messages as the template takes them, and their text.
+
+        The arguments of a tool call are JSON in a text; most templates want the object, some the text.
+        """
+        assert self._template is not None
+        objects = [_with_objects(message) for message in messages]
+        try:
+            told, text = objects, self._template.render(objects, tools, cue=True)
+        except BadPrompt:
+            if objects == list(messages):
+                raise
+            told, text = list(messages), self._template.render(messages, tools, cue=True)
+        if tools and text == self._template.render(told, (), cue=True):
+            raise BadPrompt("this model's chat template has no place for tools; send the request without them")
+        return told, text
+
     def _guarded(self, guard: _Guard, message: Mapping[str, Any]) -> Mapping[str, Any]:
         hidden: dict[str, Any] = guard.hide(message)
         content = message.get("content")
@@ -99,21 +122,6 @@ class PromptMaker:
                 tokens, rest = known
                 hidden["content"] = guard.stand_for((*tokens, *self._plain(rest)), hidden["content"])
         return hidden
-
-    def _message_ends(
-        self, text: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-    ) -> Iterator[tuple[str, int]]:
-        """Kind and end of each message in `text`, where the template shows it; else it goes with the next one."""
-        assert self._template is not None
-        last = 0
-        for i, message in enumerate(messages):
-            try:
-                head = self._template.render(messages[: i + 1], tools, cue=False)
-            except BadPrompt:
-                continue
-            if last < len(head) <= len(text) and text.startswith(head):
-                last = len(head)
-                yield str(message.get("role", "user")), last
 
     def _tools_apart(
         self, kind: str, text: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
@@ -133,7 +141,8 @@ class PromptMaker:
             tail += 1
         line = text.find("\n", len(text) - tail - 1) if tail else -1
         stop = line + 1 if line >= begin else len(text)
-        return [(k, t) for k, t in ((kind, text[:begin]), ("tools", text[begin:stop]), (kind, text[stop:])) if t]
+        # What a template says before its tools is its system message, whoever speaks first.
+        return [(k, t) for k, t in (("system", text[:begin]), ("tools", text[begin:stop]), (kind, text[stop:])) if t]
 
     def _marked(self, guard: _Guard, text: str) -> Iterator[int]:
         """Tokens of a text with the template's control tokens and the guard's marks in it."""
@@ -167,6 +176,8 @@ class PromptMaker:
             return self._tokenize(text) if text else []
         except UsageError as err:
             raise BadPrompt(str(err)) from None
+        except EnvironmentProblem:  # its text names files of this machine
+            raise BadPrompt("this server cannot make tokens of a text; send token ids to /v1/completions") from None
 
 
 class _Guard:
@@ -186,14 +197,14 @@ class _Guard:
         if isinstance(value, str):
             return self._control.sub(lambda m: self._mark(m.group()), value) if self._control else value
         if isinstance(value, Mapping):
-            return {key: self.hide(entry) for key, entry in value.items()}
+            return {self.hide(key): self.hide(entry) for key, entry in value.items()}
         if isinstance(value, list | tuple):
             return [self.hide(entry) for entry in value]
         return value
 
     def stand_for(self, tokens: tuple[int, ...], text: str) -> str:
         """`text` between two marks; where both come out in one piece, its tokens are `tokens`."""
-        mark = next(self._free)
+        mark = self._next_mark()
         self._answers[mark] = tokens
         return f"{mark}{text}{mark}"
 
@@ -217,15 +228,41 @@ class _Guard:
 
     def _mark(self, spelled: str) -> str:
         if spelled not in self._mark_of:
-            mark = next(self._free)
+            mark = self._next_mark()
             self._mark_of[spelled] = mark
             self.spelled[mark] = spelled
         return self._mark_of[spelled]
 
+    def _next_mark(self) -> str:
+        mark = next(self._free, None)
+        if mark is None:
+            raise BadPrompt("the messages use up Unicode's private use plane 15, of which this server needs a few")
+        return mark
+
+
+def _with_objects(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of its tool calls as the objects whose JSON they are."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if function is None or not isinstance(arguments, str):
+        return call
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": value}} if isinstance(value, dict) else call
+
 
 def _characters(value: Any) -> Iterator[str]:
     if isinstance(value, str):
-        yield from value
+        yield from set(value)
     elif isinstance(value, Mapping):
         for key, entry in value.items():
             yield from str(key)

@@ -81,7 +81,7 @@ class _Generation(_Body):
 class Chat(_Generation):
     """Body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=16384)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**20)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
