@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from kvtape.backends.errors import EnvironmentProblem, InputRejected
 
-__all__ = ["EngineLog", "NativeModel", "engine_log", "library"]
+__all__ = ["MULTI_ROPE", "EngineLog", "NativeModel", "engine_log", "library"]
 
 # llama.cpp's rope types (enum llama_rope_type) whose positions have several components.
-_MULTI_ROPE: Final = frozenset({8, 24, 40})
+MULTI_ROPE: Final = frozenset({8, 24, 40})
 _LOG_INFO, _LOG_CONTINUED = 2, 5
 _MAX_TEXT_BYTES: Final = 2**31 - 1
 
@@ -99,7 +99,7 @@ class NativeModel:
         self.window = max(0, int(lib.llama_model_n_swa(self._model)))
         self.is_recurrent = bool(lib.llama_model_is_recurrent(self._model))
         self.is_hybrid = bool(lib.llama_model_is_hybrid(self._model))
-        self.has_multi_rope = int(lib.llama_model_rope_type(self._model)) in _MULTI_ROPE
+        self.has_multi_rope = int(lib.llama_model_rope_type(self._model)) in MULTI_ROPE
         self.has_encoder = bool(lib.llama_model_has_encoder(self._model))
         self.arch = self.metadata("general.architecture") or ""
 

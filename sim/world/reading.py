@@ -262,7 +262,8 @@ class _Reader:
         event, tape, n = call.event, self._tape, call.event.n_tokens or 0
         if event.op == Op.GENERATE:
             tokens = tuple(tape.tokens[call.tape_start :])
-            return Step("generate", n, call.tape_start, tokens) if tokens else None
+            asked = len(tokens) if event.n_tokens is None else n  # who captures an engine is not told a number
+            return Step("generate", asked, call.tape_start, tokens) if tokens else None
         if event.reason == "suffix":
             start = event.start or 0
             whole = len(tape.tokens) >= start + n
