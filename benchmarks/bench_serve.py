@@ -4,9 +4,10 @@
 
 Prints JSON lines. The demo model on llama.cpp, one thread.
 
-overhead  turns through two servers that differ in one thing: one records, the other drops every event. Both run all
-          the time and are asked in the order ABBA. Ratios of paired rounds: median, and the 95 % interval of the
-          median from the binomial distribution; promised: processor time at most 3 % more
+overhead  the same chats with two servers that differ in one thing: one records, the other drops every event. Both run
+          all the time; each turn goes to one and to the other, two turns in the order ABBA. Ratios of these pairs:
+          median, and the 95 % interval of the median from the binomial distribution; promised: processor time at most
+          3 % more
 long      one chat, turn by turn, far past the context. Ours streams; theirs gets the whole chat, until it refuses, and
           then the same chat from a client that drops the oldest turns so that it fits
 """
@@ -92,17 +93,25 @@ def client(server: ServerProcess) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
 
 
-def talk(server: ServerProcess, n: int) -> dict[str, float]:
-    """Seconds, and processor seconds of the server, of a chat of four turns."""
-    messages = [{"role": "system", "content": f"This is chat {n}."}]
-    began, cpu = time.perf_counter(), server.cpu_s()
-    with client(server) as to:
-        for turn in range(4):
-            messages.append({"role": "user", "content": f"{SAID} ({turn} of {n})"})
-            body: dict[str, Any] = {"model": "served", "messages": messages, "max_tokens": TURN_TOKENS}
-            said = to.chat.completions.create(**body, temperature=0)
-            messages.append({"role": "assistant", "content": said.choices[0].message.content or ""})
-    return {"wall": time.perf_counter() - began, "cpu": server.cpu_s() - cpu}
+def chat(servers: Sequence[ServerProcess], n: int, turns: int = 4) -> list[list[dict[str, float]]]:
+    """The same chat with both servers, turn by turn in the order AB, BA, AB, ...; of each turn, of each server, its
+    seconds and processor seconds."""
+    messages = [[{"role": "system", "content": f"This is chat {n}."}] for _ in servers]
+    rows = []
+    for turn in range(turns):
+        found = [{"wall": 0.0, "cpu": 0.0} for _ in servers]
+        for i in (0, 1) if (turn + n) % 2 == 0 else (1, 0):
+            messages[i].append({"role": "user", "content": f"{SAID} ({turn} of {n})"})
+            with client(servers[i]) as to:
+                began, cpu = time.perf_counter(), servers[i].cpu_s()
+                said = to.chat.completions.create(
+                    model="served", messages=messages[i], max_tokens=TURN_TOKENS, temperature=0
+                )
+                found[i] = {"wall": time.perf_counter() - began, "cpu": servers[i].cpu_s() - cpu}
+            messages[i].append({"role": "assistant", "content": said.choices[0].message.content or ""})
+        rows.append(found)
+    assert messages[0] == messages[1], "both answer alike, or they cannot be compared"
+    return rows
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float]:
@@ -119,27 +128,22 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def overhead(folder: Path, rounds: int) -> dict[str, Any]:
-    tape, drop = start_here(folder / "log.duckdb", folder / "tape.err"), start_here(None, folder / "drop.err")
+    servers = start_here(folder / "log.duckdb", folder / "tape.err"), start_here(None, folder / "drop.err")
     try:
-        talk(tape, -1)
-        talk(drop, -1)
-        pairs = []
-        for n in range(rounds):
-            order = (tape, drop, drop, tape) if n % 2 == 0 else (drop, tape, tape, drop)
-            found: dict[int, list[dict[str, float]]] = {tape.pid: [], drop.pid: []}
-            for server in order:
-                found[server.pid].append(talk(server, n))
-            pairs.append((found[tape.pid], found[drop.pid]))
+        chat(servers, -1)  # warms both up
+        turns = [turn for n in range(rounds) for turn in chat(servers, n)]
     finally:
-        tape.stop()
-        drop.stop()
-    told: dict[str, Any] = {"benchmark": "serve overhead", "rounds": rounds, "limit": LIMIT}
+        for server in servers:
+            server.stop()
+    told: dict[str, Any] = {"benchmark": "serve overhead", "turns": len(turns), "limit": LIMIT}
     for what in ("cpu", "wall"):
-        ratios = [sum(r[what] for r in a) / sum(r[what] for r in b) for a, b in pairs]
+        pairs = [[a[i][what] + b[i][what] for i in (0, 1)] for a, b in zip(turns[::2], turns[1::2], strict=True)]
+        ratios = [taped / dropped for taped, dropped in pairs]
         low, high = interval(ratios)
         told[what] = round(statistics.median(ratios), 4)
         told[f"{what}_low"], told[f"{what}_high"] = round(low, 4), round(high, 4)
-        told[f"{what}_s_per_turn"] = round(statistics.median(sum(r[what] for r in b) / 8 for _, b in pairs), 3)
+        told[f"{what}_ms_per_turn"] = round(statistics.median(dropped for _, dropped in pairs) / 2 * 1e3)
+        told[f"{what}_ms_more"] = round(statistics.median(t - d for t, d in pairs) / 2 * 1e3, 1)
     return told
 
 
@@ -210,7 +214,7 @@ def long(folder: Path, bare: Path | None) -> dict[str, Any]:
 def main() -> int:
     """Exit 1 when the tape's processor time is over the limit, or our server refuses a turn of the long chat."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10, help="chats of four turns")
     parser.add_argument("--only", choices=("overhead", "long"))
     parser.add_argument("--bare", type=Path, metavar="DIR", help="a folder with what python -m llama_cpp.server needs")
     parser.add_argument("--out", type=Path, metavar="F", help="the figures as one JSON file too")
