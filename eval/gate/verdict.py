@@ -11,7 +11,8 @@ from kvtape.eval.gate.turns import Turn
 
 __all__ = ["MARGIN", "NOT_HERE", "THROUGH", "Outcome", "judge"]
 
-THROUGH, NOT_HERE = "through", "not here"
+THROUGH = "through"
+NOT_HERE = "not here"
 
 MARGIN = 0.05
 """Materially better: the whole interval saves at least this share of the turn time. Less is not worth a second path."""
