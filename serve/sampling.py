@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from kvtape.serve.requests import Sampling
 
-__all__ = ["Sampler", "log_probabilities"]
+__all__ = ["Sampler", "log_probabilities", "most_likely"]
 
 Floats = npt.NDArray[np.float32]
+
+_FIRST_LOOK = 512
+"""Tokens among which the nucleus is looked for first: sorting a vocabulary of 150,000 takes longer than a small model."""
 
 
 class Sampler:
@@ -30,15 +35,33 @@ class Sampler:
             return int(logits.argmax())
         scaled = logits.astype(np.float64) / self._temperature
         weights = np.exp(scaled - scaled.max())
-        order = np.argsort(-weights, kind="stable")
-        running = np.cumsum(weights[order])
-        kept = order
-        if self._top_p < 1:
-            kept = order[: int(np.searchsorted(running, self._top_p * running[-1])) + 1]
-            kept = kept[: len(order)]
-        mass = running[len(kept) - 1]
-        place = int(np.searchsorted(running[: len(kept)], self._draw.random() * mass, side="right"))
+        kept, running = self._nucleus(weights)
+        place = int(np.searchsorted(running, self._draw.random() * running[-1], side="right"))
         return int(kept[min(place, len(kept) - 1)])
+
+    def _nucleus(self, weights: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
+        """Ids that may be drawn, and the running sum of their weights."""
+        if self._top_p >= 1:
+            return np.arange(len(weights)), np.cumsum(weights)
+        wanted = self._top_p * weights.sum()
+        n = _FIRST_LOOK
+        while True:
+            order = most_likely(weights, n)
+            running = np.cumsum(weights[order])
+            if running[-1] >= wanted or len(order) == len(weights):
+                last = min(int(np.searchsorted(running, wanted)), len(order) - 1)
+                return order[: last + 1], running[: last + 1]
+            n *= 8
+
+
+def most_likely(weights: npt.NDArray[np.floating[Any]], n: int) -> npt.NDArray[np.intp]:
+    """Ids of the `n` largest weights, and of those equal to the last: descending, ties by id. Without sorting all."""
+    if n < len(weights):
+        least = np.partition(weights, len(weights) - n)[len(weights) - n]
+        found = np.flatnonzero(weights >= least)
+    else:
+        found = np.arange(len(weights))
+    return found[np.argsort(-weights[found], kind="stable")]
 
 
 def log_probabilities(logits: Floats) -> npt.NDArray[np.float64]:

@@ -171,12 +171,12 @@ class _Saying:
 
     def spelled(self, spell: Callable[[Sequence[int]], str]) -> tuple[str, tuple[int, ...], str] | None:
         """The text that was told, the tokens that spell its beginning, and the rest of it: a stop string may end it in
-        the middle of a token."""
+        the middle of a token, and a broken character could be that of other tokens, in another conversation."""
         spelled, known, too_many = 0, "", len(self.tokens) + 1
         n = len(self.tokens)
         while spelled < n:
             text = spell(self.tokens[:n])
-            if self.text.startswith(text):
+            if self.text.startswith(text) and "\ufffd" not in text:
                 spelled, known = n, text
             else:
                 too_many = n
