@@ -9,6 +9,7 @@ import typer
 
 from kvtape.cli.args import AnyModelPath, Chunk, Threads
 from kvtape.cli.isolation import Deadline, Isolate
+from kvtape.cli.precision import Flash, KvType, Uncertified
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from kvtape.backends.protocol import Engine, SessionConfig
     from kvtape.planner.specs import PolicySpec
     from kvtape.replay.targets import Target
+    from kvtape.serve.engines import SharedEngine
     from kvtape.serve.http.server import Access
     from kvtape.serve.local import Limits
 
@@ -80,6 +82,9 @@ def serve(
     ] = 0.0,
     threads: Threads = 1,
     chunk: Chunk = 512,
+    kv_type: KvType = None,
+    flash: Flash = None,
+    uncertified: Uncertified = False,
     isolate: Isolate = False,
     deadline: Deadline = None,
 ) -> int:
@@ -95,6 +100,7 @@ def serve(
     from kvtape.backends.registry import check_fits
     from kvtape.cli.isolation import engine_opener
     from kvtape.cli.models import demo_model
+    from kvtape.cli.precision import as_asked, with_precision
     from kvtape.planner.specs import parse_policy
     from kvtape.replay.targets import parse_target
 
@@ -112,10 +118,10 @@ def serve(
     access = Access.read(host, port, api_key_file)
     template = None if chat_template is None else _template(chat_template)
     config = _config(path, target, n_ctx, memory, slots, chunk=chunk, threads=threads, cold_tokens=cold_tokens)
+    config = with_precision(target.engine, config, kv_type, flash, uncertified=uncertified)
     check_fits(target.engine, path, config)
     if log.exists() and not log.is_dir():
         raise UsageError(f"{log}: a file; give a folder, which gets a segment for each start of the server")
-    listener = access.listen()
     asked: dict[str, Any] = {
         "verb": "serve",
         "backend": backend,
@@ -125,25 +131,26 @@ def serve(
         "threads": config.threads,
         "cold_tokens": cold_tokens,
         "slots": slots,
-    }
-    return _run(
-        log,
-        path,
-        lambda: open_engine(target.engine, path, target.options),
-        config,
-        spec,
-        asked,
-        access=access,
-        listener=listener,
-        isolate=isolate,
-        way=target.way,
-        content=content,
-        slots=slots,
-        name=name or path.stem,
-        limits=Limits(queue, timeout, grace),
-        idle_s=idle,
-        template=template,
-    )
+    } | as_asked(kv_type, flash, uncertified=uncertified)
+    with access.listen() as listener:
+        return _run(
+            log,
+            path,
+            lambda: open_engine(target.engine, path, target.options),
+            config,
+            spec,
+            asked,
+            access=access,
+            listener=listener,
+            isolate=isolate,
+            way=target.way,
+            content=content,
+            slots=slots,
+            name=name or path.stem,
+            limits=Limits(queue, timeout, grace),
+            idle_s=idle,
+            template=template,
+        )
 
 
 def _run(
@@ -175,7 +182,10 @@ def _run(
     clock = MonotonicClock()
     engine = SharedEngine(open_engine, outlives=isolate)
     try:
+        _check(engine, config, policy, way)
         log.mkdir(mode=0o700, exist_ok=True)
+        if log.stat().st_mode & 0o077:
+            note(f"kvtape: others may look into {log}; chmod 700 it")
         segment = new_log(log)
         run = live_run(
             asked | {"model": engine.facts.fingerprint, "started_at_ns": clock.now_ns()}, engine, clock, log=segment
@@ -207,6 +217,17 @@ def _run(
         engine.close()
     note(f"kvtape: {segment} is sealed" if broken is None else f"kvtape: stopped: {broken}")
     return 0 if broken is None else 3
+
+
+def _check(engine: SharedEngine, config: SessionConfig, policy: PolicySpec, way: str) -> None:
+    """Whether a slot can be opened like this. Raises what opening raises, and what the policy lacks there."""
+    from kvtape.backends.feasible import check_policy, check_precision
+
+    kv = engine.open(config)
+    try:
+        check_policy(policy, kv, evict_by=way, precision=check_precision(kv))
+    finally:
+        kv.close()
 
 
 def _config(

@@ -48,6 +48,10 @@ class SharedEngine:
         self._lent = True
         return _Loan(self._engine)
 
+    def open(self, config: SessionConfig) -> Backend:
+        """A context beside the pool's, to look at what it can do. Raises what the engine raises."""
+        return self._engine.open(config)
+
     def tokenize(self, text: str) -> list[int]:
         """Raises what the engine raises for a text, EngineGone while its device is lost."""
         try:
