@@ -202,9 +202,10 @@ class GuardedSession:
     def _roll_back(self, tape_length: int) -> Iterator[None]:
         """Take back what a cancelled or failed operation had computed, unless it has evicted meanwhile.
 
-        Then a cancelled one closes the session; otherwise it goes on with the tokens that went in.
+        Then a cancelled one closes the session; otherwise it goes on with the tokens that went in. Taken back whole,
+        it also leaves the next plan due when it was before.
         """
-        evictions, logits = self._parts.evictions, self._parts.logits
+        evictions, logits, since_plan = self._parts.evictions, self._parts.logits, self._parts.tokens_since_plan
         try:
             yield
         except (Cancelled, UsageError) as err:
@@ -212,7 +213,9 @@ class GuardedSession:
                 if isinstance(err, Cancelled):
                     self._parts.logits = None
                     self._end("asked")
-            elif len(self._parts.tape) > tape_length:
-                surgery.truncate(self._parts, tape_length, _TAKEN_BACK.get(type(err), "refused"))
-                self._parts.logits = logits
+            else:
+                if len(self._parts.tape) > tape_length:
+                    surgery.truncate(self._parts, tape_length, _TAKEN_BACK.get(type(err), "refused"))
+                    self._parts.logits = logits
+                self._parts.tokens_since_plan = since_plan
             raise

@@ -341,6 +341,23 @@ def test_what_a_failing_choice_had_decoded_is_taken_back_and_the_session_goes_on
     assert len(session.decode(5).tokens) == 5
 
 
+def test_what_was_taken_back_does_not_hurry_the_next_plan() -> None:
+    """`every` counts tokens that stay: a session that cancelled plans where one does that never tried."""
+    planned = []
+    for tries in (0, 2):
+        session, _, sink = make("class:budget=20,every=5,block=4", n_ctx=64)
+        session.ensure_prefix([*range(20)])
+        session.decode(1, stop_tokens=frozenset())
+        for _ in range(tries):
+            left = iter(range(3))
+            with pytest.raises(ChoiceFailed):
+                session.decode(9, choose=lambda _, left=left: next(left))  # type: ignore[misc]
+        session.decode(12, stop_tokens=frozenset())
+        planned.append([p.total_tokens for p in sink.plans])
+    assert planned[0] == planned[1]
+    assert len(planned[0]) > 1
+
+
 def test_cancel_of_a_sliding_prefill_closes_the_session_without_a_fatal() -> None:
     session, toy, sink = make("stream:sink=2,recent=10", n_ctx=32)
     toy.cancel_after = 4
