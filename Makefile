@@ -70,6 +70,7 @@ docs: setup ## write the generated parts of the pages
 	$(BIN)/python docs/write_pages.py
 	$(BIN)/python docs/write_contract.py
 	$(BIN)/python docs/write_gate.py
+	$(BIN)/python docs/write_http_api.py
 	$(BIN)/python docs/write_certification.py
 	$(BIN)/python docs/write_batching.py
 	$(BIN)/python -m kvtape.traces.document docs/log-schema.md

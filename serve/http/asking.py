@@ -84,10 +84,9 @@ async def ask_chat(service: Service, body: Chat, request: Request) -> Generation
     messages = [_plain(message, i) for i, message in enumerate(body.messages)]
     segments = await service.chat_prompt(messages, body.tools or ())
     most = body.max_completion_tokens or body.max_tokens
-    n_tokens = sum(len(s.tokens or ()) for s in segments)
     return GenerationRequest(
         segments=segments,
-        max_tokens=most or max(1, service.n_ctx - n_tokens),
+        max_tokens=most or service.n_ctx,  # under a policy that evicts nothing a full context ends it before
         sampling=_sampling(body),
         stop=_stops(body.stop),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,

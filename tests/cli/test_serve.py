@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +101,10 @@ def test_a_running_answer_is_finished_before_the_end(tmp_path: Path) -> None:
         (["--memory", "much"], "--memory much"),
         (["--chat-template", "/none"], "chat template"),
         (["--api-key-file", "/none"], "cannot be read"),
+        (["--kv-type", "q4_0", "--flash", "on"], "uncertified"),
+        (["--kv-type", "nothing"], "nothing"),
+        (["--flash", "maybe"], "flash"),
+        (["--policy", "stream:sink=4,recent=60000"], "context"),
     ],
 )
 def test_what_cannot_be_served_is_one_line_and_no_log(tmp_path: Path, args: list[str], words: str) -> None:
@@ -107,6 +114,74 @@ def test_what_cannot_be_served_is_one_line_and_no_log(tmp_path: Path, args: list
     assert words in done.err
     assert len(done.err.strip().splitlines()) == 1
     assert not log.exists()
+
+
+def test_a_port_that_is_taken_is_known_before_the_log(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = kvtape("serve", "--model", str(model_file()), "--log", str(tmp_path / "tapes"), "--port", port)
+    assert done.code == 3
+    assert "choose another --port" in done.err
+    assert not (tmp_path / "tapes").exists()
+
+
+LONG = {"model": "tiny", "prompt": [7] * 9, "max_tokens": 8000, "temperature": 0, "stream": True}
+
+
+def test_a_second_signal_cancels_what_runs(tmp_path: Path) -> None:
+    log = tmp_path / "tapes"
+    with serving(log, "--n-ctx", "8192", "--grace", "300") as (url, server):
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.send_signal(signal.SIGTERM)
+            next(lines)
+            time.sleep(0.3)
+            server.send_signal(signal.SIGTERM)
+            last = [line for line in lines if line][-1]
+        assert server.wait(20) == 0
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
+    assert json.loads(kvtape("verify", str(log), "--json").out)["ok"]
+
+
+def test_an_engine_host_that_is_killed_takes_one_request_with_it(tmp_path: Path) -> None:
+    log = tmp_path / "tapes"
+    with serving(log, "--n-ctx", "8192", "--isolate") as (url, server):
+        whole = say(url)
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
+            lines = response.iter_lines()
+            next(lines)
+            children = (Path("/proc") / str(server.pid)).glob("task/*/children")
+            (host,) = {pid for file in children for pid in file.read_text().split()}
+            os.kill(int(host), signal.SIGKILL)
+            last = [line for line in lines if line][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
+        assert say(url) == whole
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) == 0
+    fatal = kvtape("sql", str(log), "SELECT count(*) AS n FROM events WHERE op = 'fatal'", "--json")
+    assert json.loads(fatal.out)["rows"] == [{"n": 1}]
+
+
+def test_two_servers_share_a_folder_and_the_numbers_add_up(tmp_path: Path) -> None:
+    log = tmp_path / "tapes"
+    with serving(log) as (one, first), serving(log) as (two, second):
+        assert [say(one), say(two), say(one)].count(say(two)) == 3
+        told = [httpx.get(f"{url}/metrics").text for url in (one, two)]
+        for server in (first, second):
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(20) == 0
+
+    def counted(name: str) -> int:
+        found = [re.search(rf"^kvtape:{name}_total{{.*}} (\S+)$", text, re.MULTILINE) for text in told]
+        return sum(int(float(f.group(1))) for f in found if f)
+
+    sums = "sum(completion_tokens) AS generated_tokens, sum(reused) AS reused_tokens"
+    sums += ", sum(n_tokens) FILTER (op = 'prompt') AS prompt_tokens, sum(physical_prefill_tokens) AS prefilled_tokens"
+    (row,) = json.loads(kvtape("sql", str(log), f"SELECT {sums} FROM events", "--json").out)["rows"]
+    assert {name: int(n) for name, n in row.items()} == {name: counted(name) for name in row}
 
 
 def test_a_log_that_is_a_file(tmp_path: Path) -> None:

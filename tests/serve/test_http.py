@@ -273,3 +273,14 @@ def test_a_defect_says_nothing_of_the_host(caplog: pytest.LogCaptureFixture) -> 
     assert "/" not in response.json()["error"]["message"]
     assert "secret" not in caplog.text
     assert "ValueError at _Broken.chat_prompt" in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["none", "stream:sink=4,recent=40"])
+def test_a_chat_without_a_limit_ends_with_the_context_or_by_its_size(policy: str) -> None:
+    """The tiny model does not end by itself."""
+    body = {k: v for k, v in CHAT.items() if k != "max_tokens"}
+    with tiny_service(policy=policy, n_ctx=256) as service, served(service) as url:
+        told = post(url, body).json()
+    assert told["choices"][0]["finish_reason"] == "length"
+    usage = told["usage"]
+    assert usage["completion_tokens"] == (256 if "stream" in policy else 256 - usage["prompt_tokens"])
