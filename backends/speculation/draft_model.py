@@ -33,7 +33,7 @@ class DraftModel:
             logits = self._follow(list(tape), n)
             run = self._backend.decode_until(n - 1, self._backend.n_ctx, len(self._held), logits, _greedy)
         except KvtapeError as err:
-            raise DraftFailed(f"the draft model cannot go on ({err}); decode without speculation") from err
+            raise DraftFailed(f"the draft model cannot go on ({err}); open the session without speculation") from err
         self._held += run.tokens
         ending = len(run.tokens) == n - 1
         return [*run.tokens, _greedy(run.logits)] if ending else run.tokens

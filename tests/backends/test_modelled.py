@@ -27,6 +27,7 @@ from kvtape.backends.modelled.shape import Shape
 from kvtape.backends.modelled.work import Work
 from kvtape.backends.protocol import Backend, ModelFacts, SessionConfig
 from kvtape.backends.session import Session
+from kvtape.backends.speculation.spec import parse_speculation
 from kvtape.planner.events import Placement
 from kvtape.planner.layout import Segment
 from kvtape.planner.ranges import RangeSet
@@ -56,9 +57,11 @@ def modelled(**changes: bool) -> tuple[ModelledBackend, Priced, VirtualTimeline]
     return ModelledBackend(shape, costs, timeline), costs, timeline
 
 
-def session_on(backend: Backend, policy: str) -> tuple[Session, ListSink]:
+def session_on(backend: Backend, policy: str, speculation: str | None = None) -> tuple[Session, ListSink]:
     sink = ListSink()
-    return Session(backend, parse_policy(policy), sink, ManualClock(), run_id="r", session_id="s"), sink
+    drafts = None if speculation is None else parse_speculation(speculation)
+    opened = Session(backend, parse_policy(policy), sink, ManualClock(), run_id="r", session_id="s", speculation=drafts)
+    return opened, sink
 
 
 POLICIES = (
@@ -119,10 +122,16 @@ def told(sink: ListSink) -> list[Any]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(policy=st.sampled_from(POLICIES), calls=st.lists(CALLS, min_size=1, max_size=14))
-def test_a_session_over_it_records_what_it_records_over_real_rows(policy: str, calls: list[tuple[Any, ...]]) -> None:
-    toy, toy_sink = session_on(open_toy(CONFIG), policy)
-    model, model_sink = session_on(modelled()[0], policy)
+@given(
+    policy=st.sampled_from(POLICIES),
+    calls=st.lists(CALLS, min_size=1, max_size=14),
+    speculation=st.sampled_from([None, "lookup:ngram=1,tokens=5"]),
+)
+def test_a_session_over_it_records_what_it_records_over_real_rows(
+    policy: str, calls: list[tuple[Any, ...]], speculation: str | None
+) -> None:
+    toy, toy_sink = session_on(open_toy(CONFIG), policy, speculation)
+    model, model_sink = session_on(modelled()[0], policy, speculation)
     for number, call in enumerate([("prefix", 0, 40), *calls]):
         carry_out(toy, call, number)
         carry_out(model, call, number)
@@ -138,6 +147,29 @@ def test_a_decode_is_one_piece_of_work_however_long() -> None:
     assert (run.tokens, run.stopped) == ((5,) * 40, "n")
     assert timeline.now_ns() - before == 50
     assert costs.works[-1] == Work("decode", 40, 3)
+
+
+def test_drafts_cost_a_prefill_of_all_and_a_cut_of_those_that_go() -> None:
+    backend, costs, timeline = modelled()
+    backend.prefill([1, 2, 3], 0)
+    before, paid = timeline.now_ns(), len(costs.works)
+    done = backend.verify([4, 5, 6, 7], 3, lambda each: len(each) - 3)
+    assert (done.kept, done.calls, backend.books()) == (1, 1, (Segment(0, 4, 0),))
+    assert [(w.kind, w.tokens) for w in costs.works[paid:]] == [("prefill", 4), ("truncate", 3)]
+    assert timeline.now_ns() - before == (10 + 4) + (10 + 3)
+    done = backend.verify([5, 6], 4, len)
+    assert (done.kept, backend.books()) == (2, (Segment(0, 6, 0),))
+    assert [(w.kind, w.tokens) for w in costs.works[paid + 2 :]] == [("prefill", 2)]
+    taken = timeline.now_ns()
+    for tokens, keep in (([1] * 9, len), ([1], lambda _: 2), ([], len)):
+        with pytest.raises(InputRejected):
+            backend.verify(tokens, 6, keep)  # type: ignore[arg-type]
+    backend.cancel()
+    with pytest.raises(Cancelled):
+        backend.verify([1], 6, len)
+    with pytest.raises(UnsupportedOperation, match="remove_tail is false"):
+        modelled(remove_tail=False)[0].verify([1], 0, len)
+    assert (timeline.now_ns(), backend.books()) == (taken, (Segment(0, 6, 0),))
 
 
 def test_a_decode_ends_at_the_limit_or_when_nothing_is_chosen() -> None:
