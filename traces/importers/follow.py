@@ -69,6 +69,7 @@ class Follower:
         self._writer: LogWriter | None = None
         self._maker: EventMaker | None = None
         self._resent: Resent | None = None
+        self._cuts = self._long = 0
         self._records = self._events = self._last_ns = self._zero = 0
         self._since: int | None = None
 
@@ -161,9 +162,12 @@ class Follower:
         return import_run(config, told, zero, kvtape_version=self._version)
 
     def _between(self, quiet: bool) -> None:
-        for kind, text, count in (("file_cut", _CUT, self._feed.cut), ("line_long", _LONG, self._feed.too_long)):
-            if count > self.notes.count(kind):
-                self.notes.warn(kind, self._source.name, self._feed.line, text, count - self.notes.count(kind))
+        name, line = self._source.name, self._feed.line
+        if self._feed.cut > self._cuts:
+            self.notes.warn("file_cut", name, line, _CUT, self._feed.cut - self._cuts)
+        if self._feed.too_long > self._long:
+            self.notes.warn("line_long", name, line, _LONG, self._feed.too_long - self._long)
+        self._cuts, self._long = self._feed.cut, self._feed.too_long
         late = self._since is not None and self._pace.now_ns() - self._since >= _LATENCY_NS
         self._flush_if(quiet or late)
 
@@ -182,7 +186,8 @@ class Follower:
         if tables:
             self._writer.append(tables)
             self._events += tables[EVENTS.name].num_rows
-        self._write_mark()
+        if self._resent is None or self._resent.complete:  # else the old mark still tells what the log was made of
+            self._write_mark()
 
     def _write_mark(self) -> None:
         if self._asked.source is None:

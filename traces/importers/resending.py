@@ -30,6 +30,11 @@ class Resent:
         self._last: dict[str, int] = dict(rows)
         self._behind = set(self._last)
 
+    @property
+    def complete(self) -> bool:
+        """Whether all that the log has came again."""
+        return not self._behind
+
     def left(self, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
         """The rows that are new, without empty tables. Raises SequenceConflict where one is not what the log has."""
         if not self._behind:
