@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,16 @@ OPERATIONS = (
 )
 
 
+def mended(body: dict[str, Any]) -> dict[str, Any]:
+    """The body without what the document allows and a rule between two fields does not: most draws would end there."""
+    messages = [m | {"content": "x" if m.get("content") is None else m["content"]} for m in body.get("messages", [])]
+    out = body | ({"messages": messages} if messages else {})
+    out.pop("tools", None)
+    if not out.get("logprobs") and "top_logprobs" in out:
+        del out["top_logprobs"]
+    return out
+
+
 @pytest.fixture(scope="module")
 def document() -> Iterator[Any]:
     with tiny_service(slots=2, limits=Limits(queue=8, turn_s=20)) as service, served(service) as url:
@@ -56,6 +67,7 @@ def document() -> Iterator[Any]:
 def test_no_answer_is_outside_the_document(document: Any, method: str, path: str, mode: Any) -> None:
     operation = document[path][method]
     seen: set[int] = set()
+    count = itertools.count()
 
     @settings(
         max_examples=CASES if method == "POST" else 5,
@@ -69,6 +81,8 @@ def test_no_answer_is_outside_the_document(document: Any, method: str, path: str
     def fuzz(case: Any) -> None:
         if isinstance(case.body, dict) and type(case.body.get("max_tokens")) is int:
             case.body["max_tokens"] = min(case.body["max_tokens"], 8)
+        if mode is GenerationMode.POSITIVE and isinstance(case.body, dict) and next(count) % 4:
+            case.body = mended(case.body)
         response = case.call()
         seen.add(response.status_code)
         case.validate_response(response, checks=CHECKS)
