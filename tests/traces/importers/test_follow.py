@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtape.planner.rows import RunRow
-from kvtape.traces.errors import LogExists, SequenceConflict, TraceError
+from kvtape.traces.errors import LogExists, LogWriteFailed, SequenceConflict, TraceError
 from kvtape.traces.folder import segments
 from kvtape.traces.importers.errors import SourceRejected
 from kvtape.traces.importers.events import EventMaker
@@ -342,3 +342,23 @@ def test_a_huge_line_costs_its_beginning_alone(tmp_path: Path, monkeypatch: pyte
     pieces = [Piece(b"a" * 60), Piece(b"b" * 60), Piece(b"c" * 60 + b"\nnext"), Piece(b" line\n")]
     assert [line for piece in pieces for line in feed.push(piece)] == [b"a" * 60 + b"b" * 40, b"next line\n"]
     assert (feed.too_long, feed.line, feed.parts()[0].n_bytes) == (1, 2, 191)
+
+
+def test_a_full_disk_loses_nothing_that_was_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, log = tmp_path / "server.log", tmp_path / "log.duckdb"
+    half = STORY.index(b"srv  update_slots")
+
+    def fill() -> None:
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("kvtape.traces.writer.LogWriter._insert", full)
+
+    acts = [appended(file, STORY[:half]), fill, appended(file, STORY[half:]), lambda: None]
+    with pytest.raises(LogWriteFailed, match=r"No space left.*events committed before are safe: make room and start"):
+        followed(file, log, acts)
+    monkeypatch.undo()
+    followed(file, log, [lambda: None])
+    (tmp_path / "whole").write_bytes(STORY)
+    import_trace([tmp_path / "whole"], tmp_path / "whole.duckdb", kvtape_version="0.1.0", format_name="llama-server")
+    assert logical_digest(log) == logical_digest(tmp_path / "whole.duckdb")

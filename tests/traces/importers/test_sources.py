@@ -127,7 +127,7 @@ def test_a_log_is_never_written_over(tmp_path: Path) -> None:
     assert log.read_bytes() == before
 
 
-@pytest.mark.parametrize("at", ["_taken", "check_copy", "_name"])
+@pytest.mark.parametrize("at", ["taken_rows", "check_copy", "_name"])
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
