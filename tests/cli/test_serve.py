@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import stat
@@ -24,11 +25,16 @@ from support.llama_tiny import model_file
 
 
 @contextmanager
-def serving(log: Path, *more: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The address and the process; killed at the end unless it has ended."""
+def serving(log: Path, *more: str, file_bytes: int | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address and the process; killed at the end unless it has ended. `file_bytes`: how large a file may grow."""
     command = [sys.executable, "-m", "kvtape.cli", "serve", "--model", str(model_file()), "--n-ctx", "512"]
     command += ["--port", "0", "--log", str(log), "--name", "tiny", *more]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+
+    def small_disk() -> None:
+        if file_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=small_disk) as server:
         assert server.stderr is not None
         try:
             line = server.stderr.readline()
@@ -182,6 +188,26 @@ def test_two_servers_share_a_folder_and_the_numbers_add_up(tmp_path: Path) -> No
     sums += ", sum(n_tokens) FILTER (op = 'prompt') AS prompt_tokens, sum(physical_prefill_tokens) AS prefilled_tokens"
     (row,) = json.loads(kvtape("sql", str(log), f"SELECT {sums} FROM events", "--json").out)["rows"]
     assert {name: int(n) for name, n in row.items()} == {name: counted(name) for name in row}
+
+
+def test_a_disk_that_is_full_ends_the_server_and_nothing_told_is_lost(tmp_path: Path) -> None:
+    log = tmp_path / "tapes"
+    told = 0
+    with serving(log, file_bytes=560_000) as (url, server), httpx.Client() as client:
+        for i in range(400):
+            body = {"model": "tiny", "prompt": [7 + i % 99] * 100, "max_tokens": 4, "temperature": 0}
+            answer = client.post(f"{url}/v1/completions", json=body, timeout=30)
+            if answer.status_code != 200:
+                break
+            told += answer.json()["usage"]["completion_tokens"]
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "unavailable"
+        assert "File too large" not in answer.text
+        assert server.wait(20) == 3
+        assert server.stderr is not None
+        assert "make room" in server.stderr.read()
+    (row,) = json.loads(kvtape("sql", str(log), "SELECT sum(completion_tokens) AS n FROM events", "--json").out)["rows"]
+    assert row["n"] >= told > 0
 
 
 def test_a_log_that_is_a_file(tmp_path: Path) -> None:
