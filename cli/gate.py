@@ -74,7 +74,7 @@ def gate(
 
     \b
     Example:
-      kvtape gate --backend llama --cell lookup --workload rewrite
+      kvtape gate --backend llama --cell lookup --flash on --workload rewrite
     """
     from kvtape.cli.gating import Asked, run_gate
     from kvtape.eval.gate.run import Effort

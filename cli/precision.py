@@ -16,7 +16,7 @@ KvType = Annotated[
     typer.Option(
         "--kv-type",
         metavar="K[/V]",
-        help="Storage of keys and values, like q8_0 or q8_0/f16. Default: f16.",
+        help="Storage of keys and values, like q8_0 or q8_0/f16. Default: f16; openvino: f32.",
         show_default=False,
     ),
 ]

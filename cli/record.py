@@ -188,6 +188,7 @@ def _run(
     clock = StoppableClock(MonotonicClock())
     kv = _open(engine, config, policy, script, way, speculation)
     if speculation is not None:
+        speculation = _loaded(speculation, kv)
         tell_gate(speculation.spec, kv)
     deferring = defers(defer_prefill, kv, chat=chat)
     shadow = None if score_every is None else _shadow(engine, kv, config, clock, script, score_every)
@@ -241,6 +242,18 @@ def _run(
         note(f"kvtape: {log} is whole but for the dense attention, which was given up: {shadow.given_up}")
         return 1
     return 0
+
+
+def _loaded(speculation: Speculation, kv: Backend) -> Speculation:
+    """The same with its drafter opened now: a draft model that cannot be opened is refused before the log exists."""
+    from dataclasses import replace
+
+    try:
+        drafter = speculation.open(kv)
+    except Exception:
+        kv.close()
+        raise
+    return replace(speculation, open=lambda _: drafter)
 
 
 def _open(

@@ -63,13 +63,19 @@ def precision_problem(
     if subject is None:
         return None
     row = precision_row(engine, engine_version, facts, config, proofs)
-    how = f"certify it with: {certify_command(engine, facts, config)}; or open it uncertified (--uncertified)"
+    command, or_else = certify_command(engine, facts, config), "or open it uncertified (--uncertified)"
     if row is None:
-        return f"{subject} is not certified for this model on {engine_version} and this machine class; {how}"
+        return (
+            f"{subject} is not certified for this model on {engine_version} and this machine class; "
+            f"certify it with: {command}; {or_else}"
+        )
     if row.verdict == "pass":
         return None
     why = row.reason or "see its row in docs/certification.md or kvtape certify --json"
-    return f"{subject} did not pass certification on {row.day} ({row.verdict}: {why}); {how}"
+    return (
+        f"{subject} did not pass certification on {row.day} ({row.verdict}: {why}); "
+        f"measure it once more with: {command} --again; {or_else}"
+    )
 
 
 def precision_of(

@@ -65,12 +65,13 @@ def gate_problem(
     if row is None:
         how = gate_command(optimisation, engine, facts, config)
         return (
-            f"{optimisation} has no row of the gate for this model on {engine_version} and this class of machine; "
+            f"{optimisation} on {workload} has no row of the gate for this model on {engine_version} and this class of "
+            "machine; "
             f"ask it with: {how}"
         )
     if row.verdict == "pass":
         return None
-    return f"{optimisation} was not let through on {row.day}: {row.reason or row.verdict}"
+    return f"{optimisation} on {workload} was not let through on {row.day}: {row.reason or row.verdict}"
 
 
 def gate_command(optimisation: str, engine: str, facts: ModelFacts, config: SessionConfig) -> str:

@@ -87,7 +87,8 @@ def chosen_knobs(
 
     `inference`: of OpenVINO, the type that is computed in; not said, bf16 where a type is bf16, else f32.
 
-    Raises UsageError for a type that cannot be read and for flash attention where there is none.
+    Raises UsageError for a type that cannot be read or that the catalog does not know, and for flash attention where
+    there is none.
     """
     if flash and engine != "llama":
         raise UsageError(f"--flash: {engine} has no flash attention to switch; leave it out")
@@ -102,6 +103,9 @@ def chosen_knobs(
             k for k in every if (k.flash is None or k.flash in settings) and (wanted is None or wanted in k.options)
         )
     pairs = [parse_kv_type(text) for text in kv_types]
+    names = list(dict.fromkeys(name for knob in every for name in (knob.k, knob.v)))
+    if unknown := [name for pair in pairs for name in pair if name not in names]:
+        raise UsageError(f"--kv-type {unknown[0]}: no storage type of {engine}; choose of {', '.join(names)}")
     if engine == "openvino":
         return tuple(_openvino(k, v, inference or ("bf16" if "bf16" in (k, v) else "f32")) for k, v in pairs)
     return tuple(_llama(k, v, setting) for k, v in pairs for setting in settings)

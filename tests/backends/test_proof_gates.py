@@ -97,7 +97,7 @@ def test_a_session_that_is_other_than_the_row_is_not_let_through(other: dict[str
 
 def test_the_newest_row_counts_and_says_why_not() -> None:
     failed = row(verdict="fail", reason="saves 1.0 %", day="2026-12-01")
-    assert problem(row(), failed) == "deferred-prefill was not let through on 2026-12-01: saves 1.0 %"
+    assert problem(row(), failed) == "deferred-prefill on chat was not let through on 2026-12-01: saves 1.0 %"
     assert problem(failed, row(day="2026-12-02")) is None
     # Of one day: the one that was written last.
     assert problem(failed, row(day="2026-12-01")) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from kvtape.replay.identities import check_identities
 from kvtape.traces.reader import open_log
 from support import llama_tiny
 from support.command import Ran, kvtape
+from support.openvino_ir import tiny_ir
 
 pytestmark = pytest.mark.contract("I7")
 
@@ -163,6 +165,17 @@ def test_a_draft_model_of_another_vocabulary_is_refused(text: Path, tmp_path: Pa
         ran = record(log, text, "reference", llama_tiny.model_file(), "--speculate", f"draft:model={name}")
         assert (ran.code, log.exists()) == (2, False), ran.err
         assert why in ran.err
+
+
+def test_a_draft_model_that_does_not_open_leaves_no_log(text: Path, tmp_path: Path) -> None:
+    unsaid, log = tmp_path / "unsaid", tmp_path / "a.duckdb"
+    shutil.copytree(tiny_ir(), unsaid)
+    (unsaid / "config.json").unlink()
+    assert kvtape("models", "add", "unsaid", unsaid).code == 0
+    ran = record(log, text, "openvino", tiny_ir(), "--speculate", "draft:model=unsaid")
+    assert (ran.code, log.exists()) == (2, False)
+    assert len(ran.err.strip().splitlines()) == 1
+    assert f"{unsaid}: the folder does not say for how many tokens" in ran.err
 
 
 def test_a_damaged_list_is_named_and_stays(own_models: Path) -> None:

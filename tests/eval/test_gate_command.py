@@ -171,7 +171,7 @@ def test_record_says_where_the_gate_has_not_let_a_speculation_through(
         assert ran.code == 0, ran.err
         return ran.err
 
-    assert "whether it pays: lookup:ngram=3,tokens=8 has no row of the gate" in said("a.duckdb")
+    assert "whether it pays: lookup:ngram=3,tokens=8 on chat has no row of the gate" in said("a.duckdb")
     assert gate(model, "--backend", "openvino", "--cell", "lookup", *chat).code == 0
     assert "has no row of the gate" in said("other-workload.duckdb")
     (row,) = (r.model_copy(update={"subject": r.subject.replace(OWN, "chat")}) for r in read_rows(own))
