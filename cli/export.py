@@ -24,11 +24,19 @@ def export(
         ),
     ],
     out: Annotated[str, typer.Option("--out", metavar="NEW", help="The file or folder to write; - for stdout.")],
-    run: Annotated[str | None, typer.Option("--run", metavar="R", help="Of this run; default: the log's own.")] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run", metavar="R", help="Of this run; default: the log's own, for otlp all that were live or imported."
+        ),
+    ] = None,
     begin: Annotated[
         datetime | None,
         typer.Option(
-            "--begin", metavar="TIME", formats=_TIMES, help="otlp: when the run began, ISO 8601; UTC without a zone."
+            "--begin",
+            metavar="TIME",
+            formats=_TIMES,
+            help="otlp: when the first event was, ISO 8601; UTC without a zone.",
         ),
     ] = None,
     as_json: AsJson = False,

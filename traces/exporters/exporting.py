@@ -28,6 +28,7 @@ from kvtape.traces.union import UnionLog
 __all__ = ["FORMATS", "ExportResult", "export_log", "format_names"]
 
 PARQUET = "parquet"
+OTLP = "otlp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ FORMATS: dict[str, _Format] = {
     "mooncake": _Format("requests as a Mooncake trace", _requests(mooncake_lines), lambda _: 1),
     "bailian": _Format("requests as a Bailian trace", _requests(bailian_lines), lambda _: 1),
     "perfetto": _Format("a timeline for Perfetto", trace_lines, lambda _: 1),
-    "otlp": _Format("OpenTelemetry spans of the GenAI conventions, as OTLP/JSON lines", span_lines, count_spans),
+    OTLP: _Format("OpenTelemetry spans of the GenAI conventions, as OTLP/JSON lines", span_lines, count_spans),
     "oraclegeneral": _Format(
         "block accesses for libCacheSim", _requests(_oracle), lambda data: len(data) // ACCESS.size
     ),
@@ -86,12 +87,13 @@ def format_names() -> list[str]:
 def export_log(
     log: Log, format_name: str, out: str | Path, run_id: str | None = None, begin_ns: int | None = None
 ) -> ExportResult:
-    """Write `log` (its run `run_id`, default: `default_run`; `jsonl` and `parquet` write all) to the new file `out`.
+    """Write `log` to the new file `out`: its run `run_id`, by default `default_run`.
 
-    `-` is stdout. `begin_ns`: with `otlp`, when the run's first event was, since 1970. Raises TraceError for what the
-    format cannot say of this log, LogExists, LogWriteFailed, OSError of stdout.
+    `jsonl` and `parquet` write all runs; `otlp` by default what was live or imported. `-` is stdout. `begin_ns`: with
+    `otlp`, when the first event was, since 1970. Raises TraceError for what the format cannot say of this log,
+    LogExists, LogWriteFailed, OSError of stdout.
     """
-    if begin_ns is not None and format_name != "otlp":
+    if begin_ns is not None and format_name != OTLP:
         raise TraceError(f"a time to begin at is for otlp; {format_name} has the log's own times")
     if format_name == PARQUET:
         with _written(out):
@@ -99,8 +101,10 @@ def export_log(
     if format_name not in FORMATS:
         raise TraceError(f"there is no export format {format_name!r}; choose one of {', '.join(format_names())}")
     chosen = FORMATS[format_name]
-    run = log.default_run().run_id if run_id is None else run_id
-    pieces = iter(chosen.pieces(log, run) if begin_ns is None else span_lines(log, run, begin_ns))
+    if format_name == OTLP:
+        pieces = span_lines(log, run_id, begin_ns)
+    else:
+        pieces = iter(chosen.pieces(log, log.default_run().run_id if run_id is None else run_id))
     if str(out) == "-":
         return ExportResult(format_name, _write(pieces, sys.stdout.buffer.write, chosen))
     with _written(out):

@@ -38,30 +38,37 @@ _TURN = ("reused", "forgotten", "prompt_tokens", "completion_tokens", "reason", 
 _SESSION = ("backend", "engine_version", "model_name", "model_fingerprint", "policy", "n_ctx")
 
 
-def span_lines(log: Log, run_id: str, begin_ns: int | None = None) -> Iterator[bytes]:
-    """TracesData, a line for each session in the order of their names. `begin_ns`: when the run's first event was, in
-    nanoseconds since 1970; by default the log's own times count. Raises TraceError for a run without events.
+def span_lines(log: Log, run_id: str | None, begin_ns: int | None = None) -> Iterator[bytes]:
+    """TracesData, a line for each session in the order of runs and names.
+
+    `run_id` None: every live run and import. `begin_ns`: when the first event was, in nanoseconds since 1970; by
+    default the log's own times count. Raises TraceError for a run without events.
     """
-    run = next((r for r in log.runs() if r.run_id == run_id), None)
-    rows = _rows(log, run_id)
-    if run is None or not rows:
-        raise TraceError(f"{log.path}: run {run_id} has no event, so there is no span to write")
-    chats = _chats(log, run_id)
-    shift = _shift(run, rows, begin_ns)
-    for session_id, found in groupby(rows, key=lambda row: row["session_id"]):
-        session = _Session(run, list(found), shift, chat=session_id in chats)
-        yield msgspec.json.encode({"resourceSpans": [session.resource_spans()]}) + b"\n"
+    runs = [r for r in log.runs() if (r.kind in ("live", "import") if run_id is None else r.run_id == run_id)]
+    first = {run.run_id: at for run in runs if (at := _first_ns(log, run)) is not None}
+    if not first:
+        what = "no live run and no import has an event" if run_id is None else f"run {run_id} has no event"
+        raise TraceError(f"{log.path}: {what}, so there is no span to write")
+    shift = 0 if begin_ns is None else begin_ns - min(first.values())
+    for run in runs:
+        chats = _chats(log, run.run_id)
+        for session_id, found in groupby(_rows(log, run.run_id), key=lambda row: row["session_id"]):
+            session = _Session(run, list(found), _zero_ns(run) + shift, chat=session_id in chats)
+            yield msgspec.json.encode({"resourceSpans": [session.resource_spans()]}) + b"\n"
 
 
 def count_spans(line: bytes) -> int:
     return line.count(b'"spanId":')
 
 
-def _shift(run: RunRow, rows: Sequence[Row], begin_ns: int | None) -> int:
-    """What makes `at_ns` a time since 1970: an import counts from its first row."""
-    if begin_ns is not None:
-        return begin_ns - min(int(row["at_ns"]) for row in rows)
+def _zero_ns(run: RunRow) -> int:
+    """What makes `at_ns` a time on the run's own clock: an import counts from its first row."""
     return run.started_at_ns if run.kind == "import" else 0
+
+
+def _first_ns(log: Log, run: RunRow) -> int | None:
+    found = log.sql(f"SELECT min(at_ns) FROM events WHERE run_id = {quoted_text(run.run_id)}")[1][0][0]
+    return None if found is None else _zero_ns(run) + int(found)
 
 
 def _rows(log: Log, run_id: str) -> list[Row]:

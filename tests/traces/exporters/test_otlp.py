@@ -203,6 +203,20 @@ def test_requests_come_back(tmp_path: Path) -> None:
         assert tape.sql(query)[1] == [("line-0000001", 600, 5), ("line-0000002", 700, 6)]
 
 
+def test_a_folder_is_written_run_by_run_on_one_clock(tmp_path: Path) -> None:
+    folder = tmp_path / "tapes"
+    folder.mkdir()
+    for number, at in enumerate((5, 9)):
+        with Recorder(folder, run_row(f"r{number}"), clock=TickClock(), key=KEY) as recorder:
+            recorder.open_session(session_row(run_id=f"r{number}"))
+            recorder.record(event(0, Op.OPEN, run_id=f"r{number}", at_ns=at))
+            recorder.seal()
+    found = list(spans(lines_of(folder, tmp_path / "out", begin_ns=1000)))
+    assert [s["startTimeUnixNano"] for s in found] == ["1000", "1004"]
+    assert len({s["traceId"] for s in found}) == 2
+    assert len(lines_of(folder, tmp_path / "one", run_id="r1")) == 1
+
+
 def test_from_the_command_line(recording: Path, tmp_path: Path) -> None:
     piped = kvtape_process(["export", recording, "--format", "otlp", "--out", "-", "--begin", "2026-01-02T03:04:05Z"])
     assert piped.code == 0, piped.err
