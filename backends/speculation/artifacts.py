@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ __all__ = [
 
 MODELS_VARIABLE: Final = "KVTAPE_MODELS"
 _SCHEMA: Final = "kvtape.models/1"
+_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$"
 
 Role = Literal["target", "draft"]
 ArtifactState = Literal["ok", "changed", "missing"]
@@ -48,7 +50,7 @@ class Artifact(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")
+    name: str = Field(pattern=_NAME)
     file: str = Field(min_length=1)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     fingerprint: str = Field(min_length=1)
@@ -117,12 +119,13 @@ def add_artifact(name: str, file: Path, role: str, path: Path | None = None) -> 
         raise UsageError(f"role {role!r}: choose one of {', '.join(get_args(Role))}")
     if not file.exists():
         raise UsageError(f"{file}: no such model file; give the path of a GGUF")
+    if re.fullmatch(_NAME, name) is None:
+        raise UsageError(f"name {name!r}: begin with a letter or digit, go on with those and ._-")
     whole = file.resolve()
-    try:
-        known = {"sha256": file_hash(whole), "fingerprint": read_model(whole).fingerprint}
-        made = Artifact.model_validate({"name": name, "file": str(whole), "role": role, **known})
-    except ValidationError:
-        raise UsageError(f"name {name!r}: begin with a letter or digit, go on with those and ._-") from None
+    # First what it is: any other folder may be a whole disk, and a hash of that takes hours.
+    fingerprint = read_model(whole).fingerprint
+    known = {"sha256": file_hash(whole), "fingerprint": fingerprint}
+    made = Artifact.model_validate({"name": name, "file": str(whole), "role": role, **known})
     place = _Place(path or models_path())
     with alone(place.path):
         there = place.read()

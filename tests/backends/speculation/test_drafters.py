@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtape.backends.errors import UsageError
+from kvtape.backends.speculation.artifacts import add_artifact
 from kvtape.backends.speculation.draft_model import DraftModel
 from kvtape.backends.speculation.lookup import PromptLookup
 from kvtape.backends.speculation.spec import parse_speculation
@@ -93,3 +94,14 @@ def test_vocabularies_are_compared_token_by_token(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"nothing")
     with pytest.raises(ModelFileError):
         check_same_vocabulary(one, tmp_path / "a.gguf")
+
+
+def test_what_is_no_model_is_not_read_through_before_it_is_refused(tmp_path: Path) -> None:
+    """A folder that was named by mistake may be a whole disk; here something in it cannot be read."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "unreadable").symlink_to("/proc/self/mem")
+    with pytest.raises(ModelFileError, match=r"no openvino_model\.xml in this folder"):
+        add_artifact("a", tmp_path / "folder", "draft", tmp_path / "models.json")
+    with pytest.raises(UsageError, match="begin with a letter or digit"):
+        add_artifact("a b", tmp_path / "folder", "draft", tmp_path / "models.json")
+    assert not (tmp_path / "models.json").exists()
