@@ -1,7 +1,7 @@
 """What a server needs of a model's vocabulary: its chat template, and which texts are control tokens.
 
-From a GGUF's own metadata, or from the files that a model directory has: `chat_template.jinja`,
-`tokenizer_config.json`, `special_tokens_map.json` as transformers writes them.
+From a GGUF's own metadata, or from the files that a model directory has: `chat_template.jinja` and
+`tokenizer_config.json` as transformers writes them.
 """
 
 from __future__ import annotations
