@@ -5,11 +5,15 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Generator
+
+import pytest
 
 # Before any test module imports openvino itself: the backend's package takes its reporter out first.
 from hypothesis import settings
 
 import kvtape.backends.openvino  # noqa: F401
+from support.processor import refused_here
 
 # No test reads or writes what the user has proven on this machine; processes that a test starts inherit it.
 _proofs = tempfile.TemporaryDirectory(prefix="kvtape-proofs-")
@@ -39,3 +43,14 @@ def pytest_runtest_setup() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).sigaltstack(ctypes.byref(_NO_STACK), None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """What this processor cannot do, and kvtape refuses, is no failure of the test that asked for it."""
+    try:
+        return (yield)
+    except Exception as err:
+        if (refusal := refused_here(err)) is not None:
+            pytest.skip(refusal)
+        raise

@@ -15,11 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from kvtape.backends.errors import UsageError
 from kvtape.backends.openvino.compiled import Profile
+from kvtape.backends.openvino.engine import OpenVinoEngine
 from kvtape.backends.openvino.storage import PAIRS, Storage, ladder
+from kvtape.backends.protocol import SessionConfig
 from support import openvino_aborts
 from support.openvino_kept import compiled_runner, keep, kept_as
 from support.openvino_tiny import tiny_path
+from support.processor import refused_here
 
 pytestmark = pytest.mark.contract("I5")
 
@@ -155,8 +159,25 @@ def test_keys_of_i8_are_taken_by_name_only() -> None:
 
 
 def test_f16_inference_is_bf16_inference() -> None:
-    kept = keep("f32", "f32", more={"INFERENCE_PRECISION_HINT": "f16"})
+    kept = keep("f32", "f32", "bf16", {"INFERENCE_PRECISION_HINT": "f16"})
     assert kept_as(kept.keys, kept.stored_keys, "bf16") == "bf16"
+
+
+def test_a_processor_that_computes_in_f32_all_the_same_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one without bf16 does: the plugin takes the hint in silence. Only there may a test end with the refusal."""
+    right = Profile.properties
+    hint = {"INFERENCE_PRECISION_HINT": "f32"}
+    monkeypatch.setattr(Profile, "properties", lambda self: right(self) | hint)
+    for kept in ("bf16", "u8"):
+        types = {"kv_type_k": kept, "kv_type_v": kept, "uncertified": True}
+        # An engine of its own: what other tests compiled is not what is asked for here.
+        engine = OpenVinoEngine.load(tiny_path("llama"))
+        with pytest.raises(UsageError, match=r"OpenVINO does not store keys as \w+ here") as refused:
+            engine.open(SessionConfig(n_ctx=64, options={"kv": "asked", "inference": "bf16"}, **types))
+        assert refused_here(refused.value, bf16=False) == str(refused.value)
+        assert refused_here(refused.value, bf16=True) is None
+        engine.close()
+    assert refused_here(UsageError("OpenVINO does not store keys as u8 here"), bf16=False) is None
 
 
 def test_values_by_channel_are_values_by_row() -> None:

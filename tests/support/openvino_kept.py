@@ -15,7 +15,8 @@ from kvtape.backends.openvino.graph_source import build_graph
 from kvtape.backends.openvino.runner import Runner
 from kvtape.backends.openvino.runtime import core
 from kvtape.backends.openvino.storage import Storage
-from support.openvino_tiny import tiny_path, tokens
+from support.openvino_tiny import tiny_path, tiny_session, tokens
+from support.processor import computes_bf16
 
 __all__ = ["Kept", "compiled_runner", "keep", "kept_as"]
 
@@ -54,7 +55,12 @@ def compiled_runner(properties: dict[str, str], model: str = "llama-two-kv-heads
 
 
 def keep(keys: str, values: str, inference: str = "f32", more: dict[str, str] | None = None) -> Kept:
-    """A prefill of 16 tokens, one of 15 and one token alone, on the tiny model."""
+    """A prefill of 16 tokens, one of 15 and one token alone, on the tiny model.
+
+    Raises UsageError, kvtape's own, for bf16 inference where the processor does not compute in it.
+    """
+    if inference == "bf16" and not computes_bf16():
+        tiny_session("llama-two-kv-heads", kv_type_k="bf16", kv_type_v="bf16", options={"kv": "asked"}).close()
     runner, answers = compiled_runner(Profile(keys, values, 1, inference=inference).properties() | (more or {}))
     ids = np.array(tokens(32))
     steps, earlier = [], np.empty(0, np.float32)
