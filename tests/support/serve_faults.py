@@ -25,10 +25,11 @@ FAULTS = ("host_killed", "server_stopped", "disk_slow", "server_killed", "disk_f
 EXITS = {"server_stopped": 0, "server_killed": -signal.SIGKILL, "disk_full": 3}
 """How the server must end by each fault that ends it."""
 
-_SLOW_S = 1.5
+_SLOW_CALLS = 3
+_SLOW_S = 30.0
 _SLOW_US = 100_000
 _ROOM_BYTES = 2_000
-_WAIT_S = 60.0
+_WAIT_S = 240.0
 
 
 def plan_faults(seed: int, n: int, turns: int, kinds: Sequence[str] = FAULTS) -> dict[int, str]:
@@ -158,9 +159,13 @@ class Supervised:
         calls = self.log.with_suffix(".strace")
         command = ["strace", "-f", "-qq", "-o", str(calls), "-e", "trace=fsync,fdatasync", "-e", inject]
         with subprocess.Popen([*command, "-p", str(self.server.pid)], stderr=subprocess.DEVNULL) as tracer:
-            time.sleep(_SLOW_S)
+            until = time.monotonic() + _SLOW_S
+            while (slow := calls.exists() and calls.read_text().count("DELAYED")) < _SLOW_CALLS:
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.1)
             tracer.send_signal(signal.SIGINT)
-        self.slow_calls += sum("DELAYED" in line for line in calls.read_text().splitlines())
+        self.slow_calls += slow
 
     def _end(self, kind: str, how: Callable[[], object]) -> None:
         self._restarted.clear()
