@@ -48,6 +48,12 @@ def test_record_a_session_and_fold_its_log(tmp_path: Path) -> None:
     assert "resident: [0, 4) [" in folded
 
 
+def test_a_tape_on_a_program_of_ones_own(tmp_path: Path) -> None:
+    out = run("capture_llama.py", write_tiny(tmp_path / "tiny.gguf", n_ctx=1024), tmp_path / "new.duckdb")
+    assert "events are safe" in out
+    assert "session captured on llama, policy none" in run("fold_log.py", tmp_path / "new.duckdb")
+
+
 THIRD_PARTY = ROOT / "examples" / "third_party"
 
 

@@ -119,7 +119,7 @@ def test_a_prompt_that_is_there_whole_computes_nothing(tmp_path: Path) -> None:
     assert (log.events[3].reused, log.events[3].prefilled, log.events[3].prompt_tokens) == (4, 0, 4)
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(
     st.lists(
         st.tuples(
