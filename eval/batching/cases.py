@@ -44,7 +44,9 @@ def option_cases(n_prompt: int, n_new: int, *, budget: int, chunk: int, threads:
         raise UsageError(f"pieces of {chunk} tokens of a prompt of {n_prompt}: they must be at least {BLOCK} and fewer")
     peak = Eviction(most=budget, crush=_CRUSH).peak
     if n_prompt <= peak:
-        raise UsageError(f"a budget of {budget} evicts nothing of {n_prompt} tokens; it takes more than {peak}")
+        raise UsageError(
+            f"a budget of {budget} evicts nothing of {n_prompt} tokens; raise --tokens over {peak} or lower --budget-blocks"
+        )
     blocks = -(-(n_prompt + n_new) // BLOCK) + 2
     whole = BatchingConfig(blocks, BLOCK * blocks, threads)
     pieces = replace(whole, chunk=chunk)

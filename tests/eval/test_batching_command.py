@@ -60,7 +60,7 @@ def test_json_and_tables_are_of_the_same_bytes_and_the_log_has_every_session(tmp
         (["--policy", "none"], "policy none never evicts"),
         (["--tokens", "4000"], "4065 tokens do not fit a context of 2048"),
         (["--prove-options", "--policy", "stream"], "--prove-options takes no --policy"),
-        (["--prove-options", "--tokens", "200"], "a budget of 256 evicts nothing of 200 tokens"),
+        (["--prove-options", "--tokens", "200"], "evicts nothing of 200 tokens; raise --tokens over 352 or lower"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(tmp_path: Path, options: list[str], line: str) -> None:
