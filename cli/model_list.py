@@ -74,7 +74,8 @@ def _told(verb: str, found: Sequence[Artifact], states: Sequence[str] | None, *,
     for row, state in zip(rows, states or (), strict=False):
         row["state"] = state
     columns = _COLUMNS if states is not None else _COLUMNS[:-1]
-    title = f"{models_path()}: {len(rows)} model{'' if len(rows) == 1 else 's'}"
+    done = {"models add": "added to ", "models remove": "removed from "}.get(verb)
+    title = f"{done or ''}{models_path()}" + ("" if done else f": {len(rows)} model{'' if len(rows) == 1 else 's'}")
     body = {"path": str(models_path()), "models": rows}
     emit(verb, body, [Section(title, columns, [tuple(row[c] for c in columns) for row in rows])], as_json=as_json)
     return 0
