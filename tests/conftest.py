@@ -46,11 +46,12 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call() -> Generator[None, object, object]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """What this processor cannot do, and kvtape refuses, is no failure of the test that asked for it."""
-    try:
-        return (yield)
-    except Exception as err:
-        if (refusal := refused_here(err)) is not None:
-            pytest.skip(refusal)
-        raise
+    report = yield
+    refusal = refused_here(call.excinfo.value) if report.failed and call.excinfo is not None else None
+    if refusal is not None:
+        report.outcome, report.longrepr = "skipped", (str(item.path), (item.location[1] or 0) + 1, refusal)
+    return report
