@@ -48,6 +48,8 @@ def show(
             raise UsageError(f"--at needs --session; the log has: {named_sessions(rows)}")
         shown: list[dict[str, Any]] = []
         sections: list[Section] = []
+        if not rows:
+            note(f"kvtape: {log}: no session in it; the rest of a log is asked with kvtape sql")
         if len(rows) > MOST_SESSIONS:
             note(f"kvtape: {MOST_SESSIONS} of {len(rows)} sessions; name one with --session, or ask kvtape sql")
         for row in rows[:MOST_SESSIONS]:

@@ -78,6 +78,7 @@ def test_rows_are_kept_told_and_logged_and_not_measured_twice(
     assert [r.subject for r in kept] == [r["subject"] for r in body["rows"]]
     assert measured == [r.subject for r in kept]
 
+    assert "no session in it" in kvtape("show", log).err
     with open_log(log) as tape:
         sql = "SELECT subject, verdict FROM certifications WHERE ability IS NULL ORDER BY certification"
         assert tape.sql(sql)[1] == [(r.subject, r.verdict) for r in kept]
