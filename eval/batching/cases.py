@@ -45,7 +45,8 @@ def option_cases(n_prompt: int, n_new: int, *, budget: int, chunk: int, threads:
     peak = Eviction(most=budget, crush=_CRUSH).peak
     if n_prompt <= peak:
         raise UsageError(
-            f"a budget of {budget} evicts nothing of {n_prompt} tokens; raise --tokens over {peak} or lower --budget-blocks"
+            f"a budget of {budget} evicts nothing of {n_prompt} tokens; raise --tokens over {peak} or lower "
+            "--budget-blocks"
         )
     blocks = -(-(n_prompt + n_new) // BLOCK) + 2
     whole = BatchingConfig(blocks, BLOCK * blocks, threads)
