@@ -105,7 +105,7 @@ def serve(
     from kvtape.replay.targets import parse_target
 
     try:
-        from kvtape.serve.http.server import Access
+        from kvtape.serve.http.server import Access, signals_given_back
         from kvtape.serve.local import Limits
     except ImportError as err:
         raise EnvironmentProblem(f"the server is not installed ({err}); pip install 'kvtape[serve]'") from None
@@ -132,7 +132,7 @@ def serve(
         "cold_tokens": cold_tokens,
         "slots": slots,
     } | as_asked(kv_type, flash, uncertified=uncertified)
-    with access.listen() as listener:
+    with signals_given_back(), access.listen() as listener:
         return _run(
             log,
             path,

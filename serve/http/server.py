@@ -18,9 +18,14 @@ from kvtape.serve.http.connection import Connection, Patience
 from kvtape.serve.http.gate import BodyLimits
 from kvtape.serve.requests import Service
 
-__all__ = ["Access", "Running", "serve_forever"]
+__all__ = ["Access", "Running", "serve_forever", "signals_given_back"]
 
 _KEEP_ALIVE_S = 30
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_LAST_WORDS_S = 2.0
+"""Seconds in which those whose answers were cancelled are told so, before the loop ends under them."""
 
 
 def serve_forever(
@@ -34,12 +39,25 @@ def serve_forever(
 ) -> None:
     """Until SIGINT or SIGTERM, or until the service takes nothing more; then what runs is finished.
 
-    A second signal cancels what runs. `listening` is told the address once connections are taken; `listener` is that
-    of `access`, where it was made before. Must run in the main thread for the signals. Raises EnvironmentProblem
-    where the address cannot be had.
+    A second signal cancels what runs. Afterwards both signals do nothing, since what was served is yet to be sealed:
+    the caller gives them back (`signals_given_back`). `listening` is told the address once connections are taken;
+    `listener` is that of `access`, where it was made before. Must run in the main thread for the signals. Raises
+    EnvironmentProblem where the address cannot be had.
     """
     running = Running(service, access, version=version, listening=listening, limits=limits, listener=listener)
     asyncio.run(running.run())
+
+
+@contextlib.contextmanager
+def signals_given_back() -> Iterator[None]:
+    """Around `serve_forever` and all that is to be finished after it: what the signals did before, they do again."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: not Python's to give back
+                signal.signal(number, handler)
 
 
 class Running:
@@ -87,17 +105,12 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: whoever runs it ends it
-            for number in numbers:
-                loop.add_signal_handler(number, self.handle_exit, number, None)
+        # Not the loop's handlers: they go with it, and a signal while the log is being sealed would end the process.
+        _handle(self.handle_exit)
         try:
             yield
         finally:
-            for number in numbers:
-                with contextlib.suppress(ValueError, RuntimeError):
-                    loop.remove_signal_handler(number)
+            _handle(_ignore)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         self.force_exit = self.should_exit
@@ -118,6 +131,18 @@ class _Server(uvicorn.Server):
                 self._service.hurry()
             await asyncio.wait([ending], timeout=0.1)
         await ending
+        if self.server_state.tasks:
+            await asyncio.wait(set(self.server_state.tasks), timeout=_LAST_WORDS_S)
+
+
+def _handle(handler: Callable[[int, Any], None]) -> None:
+    with contextlib.suppress(ValueError):  # not the main thread: whoever runs it ends it
+        for number in _SIGNALS:
+            signal.signal(number, handler)
+
+
+def _ignore(sig: int, frame: Any) -> None:
+    """Not SIG_IGN, which processes that are started would inherit."""
 
 
 def _url(listener: socket.socket) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import select
 import signal
 import socket
 import stat
@@ -133,23 +134,46 @@ def test_a_port_that_is_taken_is_known_before_the_log(tmp_path: Path) -> None:
     assert not (tmp_path / "tapes").exists()
 
 
-LONG = {"model": "tiny", "prompt": [7] * 9, "max_tokens": 8000, "temperature": 0, "stream": True}
+LONG = {"model": "tiny", "prompt": [34] * 9, "max_tokens": 8000, "temperature": 0, "stream": True}
+"""Thousands of tokens, some seconds: the tiny model does not come to an end by itself."""
+
+
+def await_closed(url: str) -> None:
+    """Until the server takes no more connections: it has understood that it is to end."""
+    host, port = url.removeprefix("http://").split(":")
+    for _ in range(2000):
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+        except ConnectionRefusedError:
+            return
+        time.sleep(0.005)
+    raise AssertionError("the server still takes connections")
 
 
 def test_a_second_signal_cancels_what_runs(tmp_path: Path) -> None:
     log = tmp_path / "tapes"
-    with serving(log, "--n-ctx", "8192", "--grace", "300") as (url, server):
+    with serving(log, "--n-ctx", "16384", "--grace", "300") as (url, server):
         with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
             lines = response.iter_lines()
             next(lines)
             server.send_signal(signal.SIGTERM)
-            next(lines)
-            time.sleep(0.3)
+            await_closed(url)
             server.send_signal(signal.SIGTERM)
             last = [line for line in lines if line][-1]
         assert server.wait(20) == 0
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
     assert json.loads(kvtape("verify", str(log), "--json").out)["ok"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
+def test_signals_while_the_log_is_sealed_do_not_end_that(tmp_path: Path, number: signal.Signals) -> None:
+    with serving(tmp_path / "tapes") as (url, server):
+        say(url)
+        assert server.stderr is not None
+        # Until it says so, or is gone.
+        while not select.select([server.stderr], [], [], 0.002)[0]:
+            server.send_signal(number)
+        assert "is sealed" in server.stderr.read()
 
 
 def test_an_engine_host_that_is_killed_takes_one_request_with_it(tmp_path: Path) -> None:
