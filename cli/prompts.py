@@ -43,7 +43,7 @@ class Script:
 
 def read_text(path: str) -> str:
     """The text of a file, or of stdin for `-`. Raises InputRejected when it is empty or not UTF-8."""
-    text = _decode(path)
+    text = _decode(path, "a text file")
     if not text.strip():
         raise InputRejected(f"{_name(path)}: the text is empty; give at least one word")
     return text
@@ -51,7 +51,8 @@ def read_text(path: str) -> str:
 
 def read_chat(path: str) -> list[Message]:
     """JSON lines `{"role": ..., "content": ...}`. Raises InputRejected naming the line that is wrong."""
-    messages = [_message(path, n, line) for n, line in enumerate(_decode(path).splitlines(), 1) if line.strip()]
+    text = _decode(path, "a chat file, one JSON message a line")
+    messages = [_message(path, n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not any(m.role == "user" for m in messages):
         raise InputRejected(f"{_name(path)}: the chat has no user message")
     return messages
@@ -114,15 +115,15 @@ def _message(path: str, number: int, line: str) -> Message:
     return Message(role, content)
 
 
-def _decode(path: str) -> str:
+def _decode(path: str, wanted: str) -> str:
     if path == "-":
         data = sys.stdin.buffer.read()
     else:
         file = Path(path)
         if not file.exists():
-            raise UsageError(f"{path}: no such file; give a text file, or - for stdin")
+            raise UsageError(f"{path}: no such file; give {wanted}, or - for stdin")
         if file.is_dir():
-            raise UsageError(f"{path}: a folder; give a text file, or - for stdin")
+            raise UsageError(f"{path}: a folder; give {wanted}, or - for stdin")
         data = file.read_bytes()
     try:
         return data.decode("utf-8")

@@ -93,9 +93,17 @@ def _slow(effect: Effect, wall: Effect, margin: float) -> Iterator[str]:
     elif effect.is_loss:
         yield f"costs {_interval(effect, -1)} more time"
     elif not effect.beyond(margin):
-        yield f"saves {_interval(effect)}, which is not at least {_share(margin)} as a whole"
+        yield f"{_doubtful(effect)}, and the whole interval must be at least {_share(margin)}"
     elif wall.is_loss:
         yield f"CPU time saves {_interval(effect)}, but by the wall clock it costs {_interval(wall, -1)} more"
+
+
+def _doubtful(effect: Effect) -> str:
+    """What the mean says, where the interval around it says less: the words of a gain are never put before a loss."""
+    if effect.saved >= 0:
+        return f"saves {_interval(effect)}"
+    bounds = f"[{100 * effect.low:.1f}, {100 * effect.high:.1f}]"
+    return f"costs {-100 * effect.saved:.1f} % more time, the saving is in {bounds}"
 
 
 def _interval(effect: Effect, sign: int = 1) -> str:

@@ -38,6 +38,7 @@ def test_json_and_tables_are_of_the_same_bytes_and_the_log_has_every_session(tmp
     lines = [line.split("\t") for line in shown.out.splitlines()]
     assert lines[2][:2] == [label, "4"]
     assert lines[2][-2:] == ["unknown", "unknown"]
+    assert [line[0] for line in lines[3:5]] == ["dense", "stream:sink=32,recent=96,split=no"]
     assert "2 to 23" in lines[-1]
     with open_log(log) as read:
         assert read.sealed

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kvtape.backends.errors import UsageError
@@ -44,6 +44,18 @@ def test_what_saves_too_little_is_not_let_through(seed: int, factor: float) -> N
     if factor > 1.05:
         assert outcome.reason.startswith("costs ")
         assert outcome.reason.endswith(" more time")
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**16), st.floats(0.9, 1.1))
+def test_a_doubtful_effect_is_told_as_what_its_mean_is(seed: int, factor: float) -> None:
+    outcome = asked(PlantedArms(factor=factor, noise=0.4, seed=seed))
+    low, saved, high = outcome.cpu.low, outcome.cpu.saved, outcome.cpu.high
+    assume(low < MARGIN and high >= 0)
+    assert outcome.reason.startswith("saves " if saved >= 0 else f"costs {-100 * saved:.1f} % more time, ")
+    assert f"[{100 * low:.1f}, {100 * high:.1f}]" in outcome.reason
+    assert outcome.reason.endswith("the whole interval must be at least 5 %")
+    assert "saves -" not in outcome.reason
 
 
 def test_both_arms_say_the_same_and_take_the_same_turns() -> None:
