@@ -20,7 +20,7 @@ def gate(
             "--cell",
             metavar="O",
             help="deferred-prefill, lookup[:ngram=3,tokens=8] or draft:NAME[,tokens=4]; repeatable. Default: "
-            "deferred-prefill and lookup.",
+            "deferred-prefill and lookup, where the engine opens them.",
             show_default=False,
         ),
     ] = None,
@@ -83,7 +83,7 @@ def gate(
         Asked(
             backend=backend,
             model=model,
-            cells=tuple(cell or ["deferred-prefill", "lookup"]),
+            cells=tuple(cell or ()),
             workloads=tuple(workload or ([] if chat is not None else ["chat"])),
             chat=chat,
             decode=decode,

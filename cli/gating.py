@@ -29,18 +29,20 @@ from kvtape.eval.gate.lent import LentEngines
 from kvtape.eval.gate.optimisations import optimisation_named
 from kvtape.eval.gate.proof import gate_proof, refused_proof
 from kvtape.eval.gate.report import COLUMNS, body_of, cells_of
-from kvtape.eval.gate.run import Effort, context_for, run_cell
+from kvtape.eval.gate.run import Effort, context_for, refusal, run_cell
 from kvtape.eval.gate.workloads import Workload, own_chat, workload_named
 from kvtape.eval.targets import NullSink, Target, World
 from kvtape.replay.targets import Target as EngineTarget
 from kvtape.replay.targets import parse_target
 
-__all__ = ["Asked", "run_gate"]
+__all__ = ["DEFAULT_CELLS", "Asked", "run_gate"]
+
+DEFAULT_CELLS = ("deferred-prefill", "lookup")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The command's options."""
+    """The command's options. `cells`: none given are `DEFAULT_CELLS`, as far as they open."""
 
     backend: str
     model: Path | None
@@ -88,6 +90,8 @@ def _run(asked: Asked, target: EngineTarget, asked_cells: list[Cell]) -> int:
     with closing(open_engine(target.engine, model, target.options)) as engine:
         plain = SessionConfig(chunk=asked.chunk, threads=target.threads or asked.threads, options=dict(target.options))
         config = with_precision(target.engine, plain, asked.kv_type, asked.flash, uncertified=asked.uncertified)
+        if not asked.cells:
+            asked_cells = _openable(asked_cells, Target(asked.backend, engine, config), asked.effort, clock)
         of_run = _config(asked, engine, config, asked_cells)
         with _world(asked, of_run, engine, clock) as (world, keep), progress("asking the gate") as shown:
             for number, cell in enumerate(asked_cells):
@@ -116,13 +120,32 @@ def _cells(asked: Asked, drafts: LentEngines) -> list[Cell]:
     if asked.chat is not None:
         said = [(m.role, m.content) for m in read_chat(asked.chat)]
         workloads.append(own_chat(said, asked.decode))
-    optimisations = [optimisation_named(text, drafts.open) for text in asked.cells]
+    optimisations = [optimisation_named(text, drafts.open) for text in asked.cells or DEFAULT_CELLS]
     cells = [Cell(o, w) for o in optimisations for w in workloads]
     if len({(c.optimisation.name, c.workload.name) for c in cells}) < len(cells):
         raise UsageError("--cell, --workload: one of them is given twice")
     if not cells:
         raise UsageError("nothing to ask: give --cell and --workload")
     return cells
+
+
+def _openable(cells: list[Cell], target: Target, effort: Effort, clock: MonotonicClock) -> list[Cell]:
+    """Those that nobody named and that open here. Each optimisation that does not is told in a line, with its reason.
+
+    Raises UsageError where none is left.
+    """
+    refused: dict[str, str | None] = {}
+    for cell in cells:
+        name = cell.optimisation.name
+        if name not in refused:
+            refused[name] = refusal(cell, target, effort, clock)
+            if refused[name] is not None:
+                short = name.partition(":")[0]
+                note(f"kvtape: {short} is left out: {refused[name]}; --cell {short} keeps the refusal as a row")
+    left = [cell for cell in cells if refused[cell.optimisation.name] is None]
+    if not left:
+        raise UsageError("no optimisation that is asked by default opens here; name one with --cell")
+    return left
 
 
 def _row(cell: Cell, target: Target, world: World, effort: Effort, prefix: str) -> ProofRow:

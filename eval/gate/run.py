@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvtape.backends.errors import UnsupportedOperation
+from kvtape.backends.protocol import Clock
 from kvtape.backends.transcript import Transcript
 from kvtape.eval.gate.arms import Arms, Meter
 from kvtape.eval.gate.cells import Cell, CellArms
@@ -13,9 +15,9 @@ from kvtape.eval.gate.smoke import run_smoke
 from kvtape.eval.gate.turns import run_turns
 from kvtape.eval.gate.verdict import MARGIN, Outcome, judge
 from kvtape.eval.gate.workloads import Workload
-from kvtape.eval.targets import Target, World
+from kvtape.eval.targets import NullSink, Target, World
 
-__all__ = ["Effort", "context_for", "run_arms", "run_cell"]
+__all__ = ["Effort", "context_for", "refusal", "run_arms", "run_cell"]
 
 _SMOKE_SEED = 1_000_003
 """Added to the seed: the smoke talks about other things than the timed turns."""
@@ -67,6 +69,19 @@ def run_arms(
         workload, conversations, arms, meter, tokenize, seed=effort.seed, settle=settle, progress=progress
     )
     return judge(turns, smoke, threads=meter.threads, margin=effort.margin)
+
+
+def refusal(cell: Cell, target: Target, effort: Effort, clock: Clock) -> str | None:
+    """Why no optimised session of the cell opens on the engine, None where one does. Nothing is computed or recorded.
+
+    Raises what a plain session raises too: UsageError, EnvironmentProblem.
+    """
+    n_ctx = context_for(cell.workload, effort, target.engine.tokenize)
+    try:
+        CellArms(cell, target, World(NullSink(), clock, "gate-look"), n_ctx).open("optimised", "look").close()
+    except UnsupportedOperation as err:
+        return str(err)
+    return None
 
 
 def context_for(workload: Workload, effort: Effort, tokenize: Callable[[str], Sequence[int]]) -> int:

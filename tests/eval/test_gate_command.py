@@ -108,6 +108,24 @@ def test_what_cannot_be_had_here_is_a_row_too(model: Path, own: Path, chat: tupl
     assert [r.verdict for r in read_rows(own)] == ["refused"]
 
 
+@pytest.mark.contract("I7")
+@pytest.mark.parametrize("backend", ["llama", "reference"])
+def test_a_cell_that_nobody_named_and_that_cannot_open_is_left_out(
+    model: Path, own: Path, chat: tuple[object, ...], backend: str
+) -> None:
+    ran = gate(model, "--backend", backend, *chat, "--json")
+    names = [row["subject"].partition("@")[0] for row in printed(ran)["rows"]]
+    told = [line for line in ran.err.splitlines() if "is left out" in line]
+    if backend == "reference":
+        assert (names, told) == (["deferred-prefill", "lookup:ngram=3,tokens=8"], [])
+        return
+    assert (names, [r.verdict == "refused" for r in read_rows(own)]) == (["deferred-prefill"], [False])
+    (line,) = told
+    assert line.startswith("kvtape: lookup is left out: ")
+    assert "--flash on" in line
+    assert line.endswith("--cell lookup keeps the refusal as a row")
+
+
 def test_rows_go_where_they_are_sent_and_sessions_and_rows_into_a_log(
     model: Path, own: Path, chat: tuple[object, ...], tmp_path: Path
 ) -> None:
