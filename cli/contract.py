@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 __all__ = ["contract_report", "contract_sections"]
 
 _SHOWN = 20
+_UNCERTIFIED = "uncertified_sessions"
+"""In the evidence of I5: no breach, since they say so, and not what a certification speaks for."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What the logs say of one invariant: rows it was held against, and where they break it."""
+    """What the logs say of one invariant: rows it was held against, where they break it, and counts of its own."""
 
     rows: int = 0
     findings: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 def contract_report(logs: Sequence[Path], evidence_file: Path | None) -> dict[str, Any]:
@@ -36,6 +39,7 @@ def contract_report(logs: Sequence[Path], evidence_file: Path | None) -> dict[st
 
     evidence = None if evidence_file is None else read_evidence(evidence_file)
     seen = {name: _Seen() for name in INVARIANTS}
+    seen["I5"].counts[_UNCERTIFIED] = 0
     sessions = events = 0
     for path in logs:
         with opened(path) as tape:
@@ -53,6 +57,7 @@ def contract_report(logs: Sequence[Path], evidence_file: Path | None) -> dict[st
 def _look(tape: Log, path: Path, seen: dict[str, _Seen]) -> tuple[int, int]:
     """Hold every session of every run against the invariants."""
     from kvtape.planner.events import Op
+    from kvtape.planner.opening import opening_of
     from kvtape.replay.identities import check_identities
     from kvtape.replay.invariants import Broken, capability_findings, fatal_findings, plan_findings
     from kvtape.replay.opt_ins import deferral_findings, precision_findings, speculation_findings
@@ -70,6 +75,8 @@ def _look(tape: Log, path: Path, seen: dict[str, _Seen]) -> tuple[int, int]:
         note("I2", len(events) if row.capabilities else 0, row.run_id, capability_findings(row, events))
         note("I3", len(plans), row.run_id, plan_findings(events, plans))
         note("I5", int(row.kv_type_k is not None), row.run_id, precision_findings(row, events))
+        said = opening_of(events)
+        seen["I5"].counts[_UNCERTIFIED] += said.precision is not None and not said.certified
         note("I6", sum(e.op is Op.PROMPT for e in events), row.run_id, deferral_findings(events))
         note("I7", sum(e.op is Op.DECODE for e in events), row.run_id, speculation_findings(events))
         n_events += len(events)
@@ -87,6 +94,7 @@ def _state(name: str, seen: _Seen, evidence: Evidence | None, stale: str | None,
         "rows": seen.rows,
         "broken_rows": len(seen.findings),
         "findings": seen.findings[:_SHOWN],
+        **seen.counts,
         "tests": None,
     }
     why: list[str] = []
@@ -130,6 +138,10 @@ def contract_sections(body: dict[str, Any]) -> list[Section]:
         wrong += [(name, test) for test in (e["tests"] or {}).get("failures", ())]
     columns = ("invariant", "state", "rows", "broken", "tests passed", "failed", "cells", "why unproven")
     sections = [Section("the parity contract", columns, rows)]
+    if body["sessions"]:
+        count = body["invariants"]["I5"]["evidence"][_UNCERTIFIED]
+        said = f"uncertified: {count} of {body['sessions']} sessions ran on a precision that nothing certified"
+        sections.append(Section(None, (), [(said,)]))
     if wrong:
         sections.append(Section("what breaks it", ("invariant", "where"), wrong))
     return sections

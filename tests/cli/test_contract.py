@@ -77,6 +77,21 @@ def test_with_a_test_run_of_these_sources_it_holds_over_a_real_log_of_each_engin
     assert told["I1"]["evidence"]["tests"]["cells"] == len(REQUIRED["I1"])
 
 
+@pytest.mark.contract("I5")
+def test_sessions_that_said_uncertified_are_counted_and_break_nothing(log: Path, model: Path, tmp_path: Path) -> None:
+    owned = tmp_path / "owned.duckdb"
+    asked_for = ("--backend", "llama", "--kv-type", "bf16", "--policy", "none", "--n-ctx", 512, "--uncertified")
+    assert record(model, owned, *asked_for).code == 0
+    for logs, count in (((log,), 0), ((log, owned), 1), ((owned,), 1)):
+        _, told = asked(*logs)
+        assert told["I5"]["evidence"]["uncertified_sessions"] == count
+        assert told["I5"]["evidence"]["broken_rows"] == 0
+        assert "uncertified_sessions" not in told["I6"]["evidence"]
+        line = f"uncertified: {count} of {len(logs)} sessions ran on a precision that nothing certified"
+        assert line in kvtape("doctor", "--contract", *logs).out
+    assert "uncertified:" not in kvtape("doctor", "--contract").out
+
+
 @pytest.mark.parametrize(
     ("statement", "invariant", "what"),
     [
