@@ -47,7 +47,7 @@ GETS = ("/v1/models", "/v1/models/{model}", "/health", "/metrics")
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=2200)
+    parser.add_argument("--cases", type=int, default=2500)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", type=Path)
     args = parser.parse_args()
