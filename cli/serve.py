@@ -173,6 +173,7 @@ def _run(
     template: str | None,
 ) -> int:
     from kvtape.backends.clock import MonotonicClock
+    from kvtape.backends.errors import UsageError
     from kvtape.cli.output import kvtape_version, note
     from kvtape.cli.recording import live_run, new_log, recording
     from kvtape.serve.engines import SharedEngine
@@ -181,9 +182,18 @@ def _run(
 
     clock = MonotonicClock()
     engine = SharedEngine(open_engine, outlives=isolate)
+
+    def listening(url: str) -> None:
+        note(f"kvtape: {name} on {url}, log {segment}")
+        if (trained := engine.facts.n_ctx_train) < config.n_ctx:
+            note(f"kvtape: the model was trained for {trained} tokens; of --n-ctx {config.n_ctx} no more are used")
+
     try:
         _check(engine, config, policy, way)
-        log.mkdir(mode=0o700, exist_ok=True)
+        try:
+            log.mkdir(mode=0o700, exist_ok=True)
+        except FileNotFoundError:
+            raise UsageError(f"{log.parent}: no such folder; create it first") from None
         if log.stat().st_mode & 0o077:
             note(f"kvtape: others may look into {log}; chmod 700 it")
         segment = new_log(log)
@@ -210,7 +220,7 @@ def _run(
                 access,
                 version=kvtape_version(),
                 listener=listener,
-                listening=lambda url: note(f"kvtape: {name} on {url}, log {segment}"),
+                listening=listening,
             )
             broken = service.broken
     finally:

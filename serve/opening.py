@@ -41,7 +41,7 @@ def memory_of_a_slot(memory: str, weights: int, slots: int) -> str:
     if memory in ("auto", "off"):
         return memory
     whole = parse_size(memory)
-    return str(weights + max(0, whole - weights) // slots)
+    return str(whole if whole <= weights else weights + (whole - weights) // slots)
 
 
 @contextmanager
@@ -82,7 +82,8 @@ def local_service(
     try:
         first = pool.open(pool.load(pool.status()[0].handle, model))
         with pool.lease(first) as lease:
-            n_ctx = lease.session.explain().n_ctx
+            # Positions go no further than the model was trained for, however many rows there is room for.
+            n_ctx = min(lease.session.explain().n_ctx, engine.facts.n_ctx_train)
         service = LocalService(
             engine,
             Seats(pool, model, may_branch=sessions.policy.score_request is None),

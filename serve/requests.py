@@ -145,7 +145,8 @@ class EngineGone(ServiceError):
 class Service(Protocol):
     """Whoever computes. Nothing here blocks the event loop.
 
-    `model_name` is what clients call the model; `n_ctx` the context of a session, tokens.
+    `model_name` is what clients call the model; `n_ctx` the context of a session, tokens, as far as the
+    model was trained for it.
     """
 
     model_name: str

@@ -106,6 +106,8 @@ def test_a_running_answer_is_finished_before_the_end(tmp_path: Path) -> None:
         (["--host", "0.0.0.0"], "--api-key-file"),
         (["--backend", "nothing"], "unknown backend"),
         (["--memory", "much"], "--memory much"),
+        (["--memory", "9KiB", "--slots", "3"], "memory of 9.00 KiB leaves 0 B"),
+        (["--log", "none/such/tapes"], "none/such: no such folder; create it first"),
         (["--chat-template", "/none"], "chat template"),
         (["--api-key-file", "/none"], "cannot be read"),
         (["--kv-type", "q4_0", "--flash", "on"], "uncertified"),
@@ -123,6 +125,17 @@ def test_what_cannot_be_served_is_one_line_and_no_log(tmp_path: Path, args: list
     assert not log.exists()
 
 
+def test_a_context_beyond_the_trained_one_is_not_promised(tmp_path: Path) -> None:
+    with serving(tmp_path / "tapes", "--n-ctx", "5000") as (url, server):
+        (card,) = httpx.get(f"{url}/v1/models").json()["data"]
+        assert card["max_model_len"] == 4096
+        answer = httpx.post(f"{url}/v1/completions", json={**LONG, "stream": False}, timeout=60).json()
+        assert answer["usage"]["total_tokens"] == 4096
+        server.send_signal(signal.SIGTERM)
+        assert server.stderr is not None
+        assert "trained for 4096 tokens; of --n-ctx 5000" in server.stderr.read()
+
+
 def test_a_port_that_is_taken_is_known_before_the_log(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -135,7 +148,7 @@ def test_a_port_that_is_taken_is_known_before_the_log(tmp_path: Path) -> None:
 
 
 LONG = {"model": "tiny", "prompt": [34] * 9, "max_tokens": 8000, "temperature": 0, "stream": True}
-"""Thousands of tokens, some seconds: the tiny model does not come to an end by itself."""
+"""As many tokens as it was trained for, 4096, which takes some seconds: it does not come to an end by itself."""
 
 
 def await_closed(url: str) -> None:
@@ -152,7 +165,7 @@ def await_closed(url: str) -> None:
 
 def test_a_second_signal_cancels_what_runs(tmp_path: Path) -> None:
     log = tmp_path / "tapes"
-    with serving(log, "--n-ctx", "16384", "--grace", "300") as (url, server):
+    with serving(log, "--n-ctx", "4096", "--grace", "300") as (url, server):
         with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
             lines = response.iter_lines()
             next(lines)
@@ -178,7 +191,7 @@ def test_signals_while_the_log_is_sealed_do_not_end_that(tmp_path: Path, number:
 
 def test_an_engine_host_that_is_killed_takes_one_request_with_it(tmp_path: Path) -> None:
     log = tmp_path / "tapes"
-    with serving(log, "--n-ctx", "8192", "--isolate") as (url, server):
+    with serving(log, "--n-ctx", "4096", "--isolate") as (url, server):
         whole = say(url)
         with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
             lines = response.iter_lines()
