@@ -114,7 +114,10 @@ def artifacts(path: Path | None = None) -> tuple[Artifact, ...]:
 
 
 def add_artifact(name: str, file: Path, role: str, path: Path | None = None) -> Artifact:
-    """Add a model, durably. Raises UsageError for a name that is taken or no name, another role, no model; OSError."""
+    """Add a model, durably. Raises UsageError for a name that is taken or no name, another role, no model; OSError.
+
+    A draft model's session is as long as the draft was trained for: a folder that does not say so is UsageError too.
+    """
     if role not in get_args(Role):
         raise UsageError(f"role {role!r}: choose one of {', '.join(get_args(Role))}")
     if not file.exists():
@@ -123,8 +126,13 @@ def add_artifact(name: str, file: Path, role: str, path: Path | None = None) -> 
         raise UsageError(f"name {name!r}: begin with a letter or digit, go on with those and ._-")
     whole = file.resolve()
     # First what it is: any other folder may be a whole disk, and a hash of that takes hours.
-    fingerprint = read_model(whole).fingerprint
-    known = {"sha256": file_hash(whole), "fingerprint": fingerprint}
+    shape = read_model(whole)
+    if role == "draft" and whole.is_dir() and not shape.n_ctx_train:
+        raise UsageError(
+            f"{file}: the folder does not say for how many tokens the model was trained; put its config.json "
+            "(max_position_embeddings) there, then add it"
+        )
+    known = {"sha256": file_hash(whole), "fingerprint": shape.fingerprint}
     made = Artifact.model_validate({"name": name, "file": str(whole), "role": role, **known})
     place = _Place(path or models_path())
     with alone(place.path):

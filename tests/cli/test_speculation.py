@@ -167,11 +167,18 @@ def test_a_draft_model_of_another_vocabulary_is_refused(text: Path, tmp_path: Pa
         assert why in ran.err
 
 
-def test_a_draft_model_that_does_not_open_leaves_no_log(text: Path, tmp_path: Path) -> None:
+def test_a_draft_model_that_does_not_open_leaves_no_log(text: Path, tmp_path: Path, own_models: Path) -> None:
     unsaid, log = tmp_path / "unsaid", tmp_path / "a.duckdb"
     shutil.copytree(tiny_ir(), unsaid)
     (unsaid / "config.json").unlink()
-    assert kvtape("models", "add", "unsaid", unsaid).code == 0
+    ran = kvtape("models", "add", "unsaid", unsaid, "--role", "draft")
+    assert (ran.code, ran.out, own_models.exists()) == (2, "", False)
+    (line,) = ran.err.strip().splitlines()
+    assert f"{unsaid}: the folder does not say for how many tokens" in line
+    assert "put its config.json (max_position_embeddings) there, then add it" in line
+    # As a target it may be listed, since openvino:trained=N says it; only another hand calls it a draft.
+    assert kvtape("models", "add", "unsaid", unsaid, "--role", "target").code == 0
+    own_models.write_text(own_models.read_text(encoding="utf-8").replace('"target"', '"draft"'), encoding="utf-8")
     ran = record(log, text, "openvino", tiny_ir(), "--speculate", "draft:model=unsaid")
     assert (ran.code, log.exists()) == (2, False)
     assert len(ran.err.strip().splitlines()) == 1
