@@ -22,7 +22,9 @@ def import_trace(
             metavar="FILE...", help="Files of one format, plain or gzipped; - reads stdin.", show_default=False
         ),
     ],
-    log: Annotated[Path, typer.Option("--log", metavar="L", help="The log to write; must not exist yet.")],
+    log: Annotated[
+        Path, typer.Option("--log", metavar="L", help="A new log; or a log folder that is there, for a segment in it.")
+    ],
     format_name: Annotated[
         str, typer.Option("--format", metavar="NAME", help="auto, or a name of docs/importing.md.")
     ] = "auto",
@@ -39,7 +41,9 @@ def import_trace(
     ] = False,
     wait: Annotated[
         float | None,
-        typer.Option("--wait", metavar="S", min=0.0, help="With --follow: seconds for the file to come; default: any."),
+        typer.Option(
+            "--wait", metavar="S", min=0.0, help="With --follow: seconds for the file to come; default: for ever."
+        ),
     ] = None,
     until_quiet: Annotated[
         float | None,

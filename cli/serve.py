@@ -59,7 +59,9 @@ def serve(
     ] = None,
     api_key_file: Annotated[
         Path | None,
-        typer.Option("--api-key-file", metavar="F", help="Keys, one a line; or one in KVTAPE_API_KEY."),
+        typer.Option(
+            "--api-key-file", metavar="F", help="Keys of 8 characters or more, one a line; or one in KVTAPE_API_KEY."
+        ),
     ] = None,
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", metavar="F", help="A jinja template instead of the model's.")
@@ -78,7 +80,8 @@ def serve(
         float, typer.Option("--grace", metavar="S", min=0.0, help="Seconds that running requests have at the end.")
     ] = 10.0,
     idle: Annotated[
-        float, typer.Option("--idle", metavar="S", min=0.0, help="Close a conversation that waited so long; 0: never.")
+        float,
+        typer.Option("--idle", metavar="S", min=0.0, help="Close a conversation that waited S seconds; 0: never."),
     ] = 0.0,
     threads: Threads = 1,
     chunk: Chunk = 512,
