@@ -15,7 +15,8 @@ class DraftModel:
     """A session of the draft engine, which this owns, as it does `engine`, and the stretch of the tape that it holds.
 
     It keeps what it has in common with the tape and computes the rest. When its own context is full it goes on from
-    the last half of it: its proposals get worse then, which costs time and nothing else.
+    the last half of it: its proposals get worse then, which costs time and nothing else. Where the tape has half a
+    context, it never follows less.
     """
 
     def __init__(self, backend: Backend, *, name: str, tokens: int = 4, engine: Engine | None = None) -> None:
@@ -40,9 +41,11 @@ class DraftModel:
 
     def _follow(self, tape: list[int], n: int) -> Logits:
         """Hold `tape`, or its last half a context where it is longer; logits after its last token."""
-        room = self._backend.n_ctx - n
-        if len(tape) - self._base > room or len(tape) <= self._base:
-            self._base = max(0, len(tape) - self._backend.n_ctx // 2)
+        room, half = self._backend.n_ctx - n, self._backend.n_ctx // 2
+        held = len(tape) - self._base
+        # A tape that was cut to just behind the base would leave next to nothing to draft from.
+        if held > room or (self._base and held < half):
+            self._base = max(0, len(tape) - half)
             self._cut(0)
         wanted = tape[self._base :]
         same = next((i for i, (a, b) in enumerate(zip(self._held, wanted, strict=False)) if a != b), None)

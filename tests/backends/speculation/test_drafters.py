@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvtape.backends.errors import UsageError
@@ -51,6 +51,7 @@ def test_lookup_finds_the_last_place_of_the_longest_ending(
 
 @settings(max_examples=30, deadline=None)
 @given(steps=st.lists(st.tuples(st.integers(0, 60), st.lists(st.integers(3, 40), min_size=1, max_size=30)), max_size=5))
+@example(steps=[(0, [3] * 30), (15, [3])])  # cut to just behind where its own context begins
 def test_a_draft_model_says_what_its_model_says_of_the_end_of_the_tape(steps: list[tuple[int, list[int]]]) -> None:
     """Whatever was cut since, and also past its own context: then of the last half a context at least."""
     backend, tape = toy_backend(n_ctx=32), list[int]()
