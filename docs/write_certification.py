@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import page_parts
 from kvtape.backends.proofs.rows import ProofRow
 from kvtape.backends.proofs.store import Proofs, shipped_rows
 from kvtape.eval.certification.report import COLUMNS, cells
@@ -16,8 +17,7 @@ _BOUNDS = {"most": "at most", "least": "at least", "equal": "exactly"}
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(_cell(value) for value in line) + " |" for line in lines)
+    return page_parts.table(columns, rows, _cell)
 
 
 def _cell(value: Any) -> str:
@@ -25,7 +25,7 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.0f}" if value == round(value) and abs(value) >= 10 else f"{value:.3g}"
-    return str(value).replace("|", "\\|")
+    return str(value)
 
 
 def thresholds() -> str:
@@ -76,11 +76,7 @@ PARTS = {"thresholds": thresholds, "rows": rows}
 
 def filled(text: str) -> str:
     """The page with its generated parts as they would be now."""
-    for name, part in PARTS.items():
-        before, _, rest = text.partition(f"<!-- {name} -->")
-        _, _, after = rest.partition(f"<!-- end of {name} -->")
-        text = f"{before}<!-- {name} -->\n\n{part()}\n\n<!-- end of {name} -->{after}"
-    return text
+    return page_parts.filled(text, PARTS)
 
 
 if __name__ == "__main__":

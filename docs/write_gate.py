@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import page_parts
 from kvtape.backends.proofs.rows import ProofRow
 from kvtape.backends.proofs.store import Proofs, shipped_rows
 from kvtape.eval.gate.report import COLUMNS, cells_of
@@ -14,14 +13,9 @@ from kvtape.eval.gate.workloads import WORKLOADS
 PAGE = Path(__file__).parent / "gate.md"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
 def workloads() -> str:
     rows = [(f"`{w.name}`", w.says, w.turns) for w in WORKLOADS.values()]
-    return _table(("workload", "what it is", "turns of a conversation"), rows)
+    return page_parts.table(("workload", "what it is", "turns of a conversation"), rows)
 
 
 def gate_rows() -> str:
@@ -34,7 +28,7 @@ def gate_rows() -> str:
     for (engine, version, model, machine), there in places.items():
         days = sorted({row.day for row in there})
         parts.append(f"### {engine}: {version}, {model}\n\nOn `{machine}`, {' and '.join(days)}.\n")
-        parts.append(_table(COLUMNS, cells_of(there)) + "\n")
+        parts.append(page_parts.table(COLUMNS, cells_of(there)) + "\n")
     return "\n".join(parts).rstrip()
 
 
@@ -44,11 +38,7 @@ PARTS = {"workloads": workloads, "gate rows": gate_rows}
 
 def filled(text: str) -> str:
     """The page with its generated parts as they would be now."""
-    for name, part in PARTS.items():
-        before, _, rest = text.partition(f"<!-- {name} -->")
-        _, _, after = rest.partition(f"<!-- end of {name} -->")
-        text = f"{before}<!-- {name} -->\n\n{part()}\n\n<!-- end of {name} -->{after}"
-    return text
+    return page_parts.filled(text, PARTS)
 
 
 if __name__ == "__main__":
