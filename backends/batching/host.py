@@ -17,9 +17,7 @@ from typing import Any
 from kvtape.backends.batching.config import BatchingConfig, Eviction, Sparse
 from kvtape.backends.batching.pipeline import BatchingPipeline
 from kvtape.backends.errors import KvtapeError
-from kvtape.backends.isolated.frames import receive, send
-from kvtape.backends.isolated.serving import answer, die
-from kvtape.backends.isolated.values import wire_version
+from kvtape.backends.isolated.serving import answer_all, die
 
 __all__ = ["PipelineHost", "config_fields", "config_of", "main"]
 
@@ -50,14 +48,7 @@ class PipelineHost:
 
     def run(self) -> None:
         """Until the parent closes its end."""
-        send(self._control, ["ready", wire_version()])
-        while True:
-            try:
-                _, operation, _, arguments = receive(self._control)
-            except EOFError:
-                return
-            work = getattr(self, f"_{operation}")
-            answer(self._control, lambda work=work, arguments=arguments: work(*arguments))  # type: ignore[misc]
+        answer_all(self._control, lambda operation: getattr(self, f"_{operation}"))
 
     def _open(self, path: str, config: dict[str, Any]) -> str:
         self._pipeline = BatchingPipeline(path, config_of(config))

@@ -15,10 +15,8 @@ import threading
 from importlib import import_module
 from typing import Any
 
-from kvtape.backends.isolated.frames import receive, send
 from kvtape.backends.isolated.opened import Opened
-from kvtape.backends.isolated.serving import CancelDesk, SessionServer, answer, die
-from kvtape.backends.isolated.values import wire_version
+from kvtape.backends.isolated.serving import CancelDesk, SessionServer, answer_all, die
 from kvtape.backends.protocol import Engine, SessionConfig
 
 __all__ = ["Host", "main"]
@@ -35,14 +33,7 @@ class Host:
 
     def run(self) -> None:
         """Serve until the parent closes the control socket, then free the engines."""
-        send(self._control, ["ready", wire_version()])
-        while True:
-            try:
-                _, operation, _, arguments = receive(self._control)
-            except EOFError:
-                break
-            work = getattr(self, f"_{operation}")
-            answer(self._control, lambda work=work, arguments=arguments: work(*arguments))  # type: ignore[misc]
+        answer_all(self._control, lambda operation: getattr(self, f"_{operation}"))
         for engine in self._engines.values():
             engine.close()
 

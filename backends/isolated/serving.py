@@ -9,15 +9,16 @@ import threading
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from kvtape.backends.isolated.backend import OPERATIONS
 from kvtape.backends.isolated.failures import pack_error
 from kvtape.backends.isolated.frames import CANCEL, receive, send
-from kvtape.backends.isolated.values import Unsendable
+from kvtape.backends.isolated.values import Unsendable, wire_version
 from kvtape.backends.protocol import Backend, Logits
 
-__all__ = ["CancelDesk", "SessionServer", "answer", "die"]
+__all__ = ["CancelDesk", "SessionServer", "answer", "answer_all", "die"]
 
 
 class CancelDesk:
@@ -130,6 +131,17 @@ def answer(sock: socket.socket, work: Callable[[], object]) -> None:
         send(sock, reply)
     except Unsendable as err:
         send(sock, ["error", pack_error(err)])
+
+
+def answer_all(control: socket.socket, find: Callable[[str], Callable[..., object]]) -> None:
+    """Say that the host is ready, then do each operation that comes, by `find` of its name; until the parent closes."""
+    send(control, ["ready", wire_version()])
+    while True:
+        try:
+            _, operation, _, arguments = receive(control)
+        except EOFError:
+            return
+        answer(control, partial(find(operation), *arguments))
 
 
 def die() -> NoReturn:
