@@ -21,6 +21,7 @@ from kvtape.backends.isolated.process import Limits
 from kvtape.backends.protocol import Backend, SessionConfig
 from kvtape.backends.registry import open_engine
 from kvtape.backends.session import Session
+from kvtape.backends.verifying import Verifier
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.specs import parse_policy
@@ -127,8 +128,9 @@ def test_scores_come_out_of_a_host() -> None:
 
 
 def test_every_operation_of_the_protocol_is_served() -> None:
-    protocol = {n for n in vars(Backend) if not n.startswith("_") and callable(getattr(Backend, n))}
-    assert (protocol - {"cancel", "close"}) | {"abort_next"} == OPERATIONS
+    asked = {n for p in (Backend, Verifier) for n in vars(p) if not n.startswith("_") and callable(getattr(p, n))}
+    # A refusal to verify comes with what was opened.
+    assert (asked - {"cancel", "close", "verify_refusal"}) | {"abort_next"} == OPERATIONS
 
 
 REFUSED: dict[str, Callable[[Backend], object]] = {
