@@ -28,7 +28,14 @@ MEMORY_OPTION: Final = Option(str, "off")
 
 
 class DoesNotFit(UsageError):
-    """The memory does not hold what is asked; names what is needed, what there is, and what to ask for instead."""
+    """The memory does not hold what is asked; names what is needed, what there is, and what to ask for instead.
+
+    `least`: bytes of the option `memory` that hold the smallest context; None where more of it would not help.
+    """
+
+    def __init__(self, message: str, least: int | None = None) -> None:
+        super().__init__(message)
+        self.least = least
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +111,10 @@ def _within(n_ctx: int, memory: int, need: Need) -> int:
     budget = MemoryBudget(free=memory, weights=need.weights)
     found = resolve(n_ctx, lambda b: largest_that_fits(need.at, b, n_ctx, CONTEXT_PADDING), budget)
     if found.effective < CONTEXT_PADDING:
-        least = need.weights + need.at(CONTEXT_PADDING)
+        least = int((need.weights + need.at(CONTEXT_PADDING)) / 0.9) + 1
         raise DoesNotFit(
             f"memory of {size_text(memory)} leaves {size_text(budget.for_cache)} beside the weights, and the smallest "
-            f"context needs {size_text(need.at(CONTEXT_PADDING))}; give at least {size_text(int(least / 0.9) + 1)}"
+            f"context needs {size_text(need.at(CONTEXT_PADDING))}; give at least {size_text(least, up=True)}",
+            least,
         )
     return int(found.effective)

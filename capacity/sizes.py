@@ -30,9 +30,9 @@ def parse_size(text: str) -> int:
     return n_bytes
 
 
-def size_text(n_bytes: int) -> str:
-    """Two decimals in the largest binary unit that leaves a number from 1 on."""
+def size_text(n_bytes: int, *, up: bool = False) -> str:
+    """Two decimals in the largest binary unit that leaves a number from 1 on; `up`: never less than `n_bytes`."""
     for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if n_bytes >= unit:
-            return f"{n_bytes / unit:.2f} {name}"
+            return f"{-(-n_bytes * 100 // unit) / 100 if up else n_bytes / unit:.2f} {name}"
     return f"{n_bytes} B"

@@ -12,8 +12,6 @@ from kvtape.cli.args import AsJson, LogPath
 
 __all__ = ["export"]
 
-_TIMES = ["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S.%f%z", "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%d"]
-
 
 def export(
     log: LogPath,
@@ -31,11 +29,10 @@ def export(
         ),
     ] = None,
     begin: Annotated[
-        datetime | None,
+        str | None,
         typer.Option(
             "--begin",
             metavar="TIME",
-            formats=_TIMES,
             help="otlp: when the first event was, ISO 8601; UTC without a zone.",
         ),
     ] = None,
@@ -56,9 +53,10 @@ def export(
 
     if out == "-" and (as_json or format_name == "parquet"):
         raise UsageError("stdout holds one thing: give --out a name" + (" and leave --json" if as_json else ""))
+    moment = None if begin is None else _since_1970(begin)
     with opened(log) as tape:
         digest = tape.chain_digest
-        result = export_log(tape, format_name, out if out == "-" else Path(out), run, _since_1970(begin))
+        result = export_log(tape, format_name, out if out == "-" else Path(out), run, moment)
     if out == "-":
         return
     body = {"log": str(log), "format": result.format, "out": out, "rows": result.rows}
@@ -72,9 +70,13 @@ def export(
     )
 
 
-def _since_1970(moment: datetime | None) -> int | None:
-    """Nanoseconds; a moment without a zone is UTC."""
-    if moment is None:
-        return None
+def _since_1970(text: str) -> int:
+    """Nanoseconds; a moment without a zone is UTC. Raises UsageError for what is no moment."""
+    from kvtape.backends.errors import UsageError
+
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--begin {text!r} is no time; write it like 2026-11-30T10:00:00Z") from None
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return (aware - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000

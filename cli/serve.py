@@ -100,7 +100,6 @@ def serve(
       kvtape serve --policy stream:sink=4,recent=1020 --slots 2 --log tapes
     """
     from kvtape.backends.errors import EnvironmentProblem, UsageError
-    from kvtape.backends.registry import check_fits
     from kvtape.cli.isolation import engine_opener
     from kvtape.cli.models import demo_model
     from kvtape.cli.precision import as_asked, with_precision
@@ -113,6 +112,8 @@ def serve(
     except ImportError as err:
         raise EnvironmentProblem(f"the server is not installed ({err}); pip install 'kvtape[serve]'") from None
 
+    if name is not None and not name.strip():
+        raise UsageError("--name is empty; say what clients call the model, or leave it for the file's name")
     # Everything that can be wrong is looked at before the log exists.
     spec = parse_policy(policy)
     target = parse_target(backend)
@@ -122,7 +123,7 @@ def serve(
     template = None if chat_template is None else _template(chat_template)
     config = _config(path, target, n_ctx, memory, slots, chunk=chunk, threads=threads, cold_tokens=cold_tokens)
     config = with_precision(target.engine, config, kv_type, flash, uncertified=uncertified)
-    check_fits(target.engine, path, config)
+    _check_fits(target, path, config, memory, slots)
     if log.exists() and not log.is_dir():
         raise UsageError(f"{log}: a file; give a folder, which gets a segment for each start of the server")
     asked: dict[str, Any] = {
@@ -230,6 +231,25 @@ def _run(
         engine.close()
     note(f"kvtape: {segment} is sealed" if broken is None else f"kvtape: stopped: {broken}")
     return 0 if broken is None else 3
+
+
+def _check_fits(target: Target, path: Path, config: SessionConfig, memory: str | None, slots: int) -> None:
+    """As the registry's `check_fits`, with a remedy for the memory of all slots where --memory is that."""
+    from kvtape.backends.fit import DoesNotFit, read_shape
+    from kvtape.backends.registry import check_fits
+    from kvtape.capacity.sizes import size_text
+    from kvtape.serve.opening import memory_of_slots
+
+    try:
+        check_fits(target.engine, path, config)
+    except DoesNotFit as err:
+        if err.least is None or slots == 1 or memory in (None, "auto"):
+            raise
+        least = memory_of_slots(err.least, read_shape(path).weights_bytes, slots)
+        raise DoesNotFit(
+            f"--memory {memory} does not hold the weights and the smallest context of {slots} slots; give at least "
+            f"{size_text(least, up=True)}, or fewer --slots"
+        ) from None
 
 
 def _check(engine: SharedEngine, config: SessionConfig, policy: PolicySpec, way: str) -> None:

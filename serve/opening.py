@@ -18,7 +18,7 @@ from kvtape.serve.local import Limits, LocalService
 from kvtape.serve.seats import Seats
 from kvtape.serve.vocabulary import read_vocabulary
 
-__all__ = ["Sessions", "local_service", "memory_of_a_slot"]
+__all__ = ["Sessions", "local_service", "memory_of_a_slot", "memory_of_slots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,11 @@ def memory_of_a_slot(memory: str, weights: int, slots: int) -> str:
         return memory
     whole = parse_size(memory)
     return str(whole if whole <= weights else weights + (whole - weights) // slots)
+
+
+def memory_of_slots(least: int, weights: int, slots: int) -> int:
+    """Bytes that leave `least` as the `memory_of_a_slot`: the weights once, and what is beside them for each slot."""
+    return weights + slots * (least - weights)
 
 
 @contextmanager

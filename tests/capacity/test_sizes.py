@@ -47,3 +47,9 @@ def test_a_whole_number_of_units_is_exact(n: int, unit: tuple[str, int]) -> None
 @given(st.integers(0, 2**62))
 def test_what_is_shown_reads_back_to_a_hundredth(n: int) -> None:
     assert parse_size(size_text(n)) == pytest.approx(n, rel=0.006, abs=0.5)
+
+
+@given(st.integers(0, 2**50))
+def test_rounded_up_it_is_enough(n: int) -> None:
+    told = parse_size(size_text(n, up=True))
+    assert n <= told <= n + n // 100 + 11

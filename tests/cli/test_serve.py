@@ -106,7 +106,9 @@ def test_a_running_answer_is_finished_before_the_end(tmp_path: Path) -> None:
         (["--host", "0.0.0.0"], "--api-key-file"),
         (["--backend", "nothing"], "unknown backend"),
         (["--memory", "much"], "--memory much"),
-        (["--memory", "9KiB", "--slots", "3"], "memory of 9.00 KiB leaves 0 B"),
+        (["--memory", "9KiB"], "memory of 9.00 KiB leaves 0 B"),
+        (["--memory", "9KiB", "--slots", "3"], "the smallest context of 3 slots; give at least"),
+        (["--name", ""], "--name is empty"),
         (["--log", "none/such/tapes"], "none/such: no such folder; create it first"),
         (["--chat-template", "/none"], "chat template"),
         (["--api-key-file", "/none"], "cannot be read"),
@@ -123,6 +125,19 @@ def test_what_cannot_be_served_is_one_line_and_no_log(tmp_path: Path, args: list
     assert words in done.err
     assert len(done.err.strip().splitlines()) == 1
     assert not log.exists()
+
+
+def test_the_memory_that_is_named_for_all_slots_is_enough(tmp_path: Path) -> None:
+    command = ("serve", "--model", str(model_file()), "--log", str(tmp_path / "tapes"), "--slots", "3", "--memory")
+    told = re.search(r"at least ([0-9.]+) (KiB|MiB)", kvtape(*command, "9KiB", "--port", "0").err)
+    assert told
+    number, unit = told.groups()
+    with socket.socket() as taken:  # so that a server that fits ends there
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert "choose another --port" in kvtape(*command, f"{number}{unit}", "--port", port).err
+        assert "at least" in kvtape(*command, f"{float(number) - 0.02:.2f}{unit}", "--port", port).err
 
 
 def test_a_context_beyond_the_trained_one_is_not_promised(tmp_path: Path) -> None:

@@ -227,3 +227,5 @@ def test_from_the_command_line(recording: Path, tmp_path: Path) -> None:
     assert json.loads(done.out)["rows"] == 7
     wrong = kvtape("export", recording, "--format", "jsonl", "--out", tmp_path / "o.jsonl", "--begin", "2026-01-02")
     assert (wrong.code, "a time to begin at is for otlp" in wrong.err) == (2, True)
+    odd = kvtape("export", recording, "--format", "otlp", "--out", tmp_path / "o2.json", "--begin", "yesterday")
+    assert (odd.code, odd.err.strip().endswith("write it like 2026-11-30T10:00:00Z")) == (2, True)
