@@ -33,8 +33,10 @@ class Sampler:
         """The next token from float32 logits `[n_vocab]`."""
         if self._temperature <= 0:
             return int(logits.argmax())
-        scaled = logits.astype(np.float64) / self._temperature
-        weights = np.exp(scaled - scaled.max())
+        # Below the largest first: the smallest temperatures would make infinities of all, and nothing of their difference.
+        below = logits.astype(np.float64) - float(logits.max())
+        with np.errstate(over="ignore"):
+            weights = np.exp(below / self._temperature)
         kept, running = self._nucleus(weights)
         place = int(np.searchsorted(running, self._draw.random() * running[-1], side="right"))
         return int(kept[min(place, len(kept) - 1)])

@@ -30,6 +30,13 @@ def test_a_seed_repeats_and_stays_in_the_nucleus(
         assert more_likely < top_p + 1e-9
 
 
+@pytest.mark.parametrize("top_p", [1.0, 0.5, 5e-324])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-10])
+def test_the_smallest_temperatures_are_greedy(temperature: float, top_p: float) -> None:
+    logits = np.array([-3.5, 12.25, 12.0, 30.0, -40.0], np.float32)
+    assert [Sampler(Sampling(temperature, top_p), seed).choose(logits) for seed in range(4)] == [3] * 4
+
+
 def test_draws_follow_the_distribution() -> None:
     p = np.array([0.5, 0.3, 0.15, 0.05])
     sampler = Sampler(Sampling(1.0), 7)
