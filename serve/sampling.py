@@ -33,7 +33,7 @@ class Sampler:
         """The next token from float32 logits `[n_vocab]`."""
         if self._temperature <= 0:
             return int(logits.argmax())
-        # Below the largest first: the smallest temperatures would make infinities of all, and nothing of their difference.
+        # The largest is taken off first: the smallest temperatures would make infinities of both.
         below = logits.astype(np.float64) - float(logits.max())
         with np.errstate(over="ignore"):
             weights = np.exp(below / self._temperature)
