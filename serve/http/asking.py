@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from kvtape.serve.http.failures import Failure, Refused, failed
+from kvtape.serve.http.neutral import WORDS
 from kvtape.serve.http.shapes import Chat, Completion, Message, StreamOptions, TextFormat, TextPart
 from kvtape.serve.requests import BadPrompt, GenerationRequest, Sampling, Service
 
@@ -34,7 +35,7 @@ def read_body(kind: type[Body], raw: bytes) -> Body:
 
 
 def _wrong(err: ValidationError) -> Failure:
-    errors = err.errors(include_url=False, include_context=False, include_input=False)
+    errors = err.errors(include_url=False, include_context=False)
     # Of the branches of a union the one that got furthest is the one that was meant.
     first = max(errors, key=lambda e: len(_shown(e)))
     param = ".".join(_shown(first))[:200] or None
@@ -43,8 +44,14 @@ def _wrong(err: ValidationError) -> Failure:
     if first["type"] == "extra_forbidden":
         return failed("unsupported", f"{param}: this server has no such field", param)
     place = first["loc"]
-    code = "unsupported" if place and place[0] in _UNSUPPORTED else "invalid_request"
-    return failed(code, f"{param or 'the body'}: {first['msg']}", param)
+    field = str(place[0]) if place else ""
+    if field in WORDS:
+        return failed("unsupported", f"{param}: {WORDS[field]}", param)
+    if field == "prompt" and len(place) > 2 and isinstance(first["input"], str | list):
+        return failed("unsupported", "prompt: one prompt a request, a text or a list of token ids", "prompt")
+    if param == "prompt":
+        return failed("invalid_request", "prompt: a text or a list of token ids, and not without any", "prompt")
+    return failed("invalid_request", f"{param or 'the body'}: {first['msg']}", param)
 
 
 def _shown(error: ErrorDetails) -> list[str]:
@@ -60,20 +67,6 @@ def _shown(error: ErrorDetails) -> list[str]:
 
 _NAMES = frozenset(
     name for shape in (Chat, Completion, Message, StreamOptions, TextFormat, TextPart) for name in shape.model_fields
-)
-_UNSUPPORTED = frozenset(
-    {
-        "n",
-        "best_of",
-        "echo",
-        "frequency_penalty",
-        "logit_bias",
-        "presence_penalty",
-        "response_format",
-        "store",
-        "suffix",
-        "tool_choice",
-    }
 )
 
 

@@ -1,7 +1,7 @@
 """Request and response bodies, as OpenAI's API has them; from these the published document is made.
 
-A field that this server does not act on is known all the same: with a value that asks for nothing it is taken, with
-any other it is refused by name. A field that nobody knows is refused.
+A field that this server does not act on is known all the same (`neutral`): with a value that asks for nothing it is
+taken, with any other it is refused by name. A field that nobody knows is refused.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from kvtape.serve.http.neutral import NeutralChat, NeutralCompletion, NeutralGeneration
 
 __all__ = [
     "Chat",
@@ -26,7 +28,7 @@ __all__ = [
     "TextPart",
 ]
 
-_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -60,7 +62,7 @@ class TextFormat(_Body):
     type: Literal["text"]
 
 
-class _Generation(_Body):
+class _Generation(_Body, NeutralGeneration):
     """What both ways of asking have in common."""
 
     model: str
@@ -71,14 +73,10 @@ class _Generation(_Body):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=2**20)] | None = None
-    n: Literal[1] | None = None
-    frequency_penalty: Annotated[Finite, Field(ge=0, le=0)] | None = None
-    presence_penalty: Annotated[Finite, Field(ge=0, le=0)] | None = None
-    logit_bias: Annotated[dict[str, JsonValue], Field(max_length=0)] | None = None
     user: str | None = None
 
 
-class Chat(_Generation):
+class Chat(_Generation, NeutralChat):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=16384)]
@@ -86,24 +84,20 @@ class Chat(_Generation):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[dict[str, JsonValue]], Field(max_length=128)] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
     response_format: TextFormat | None = None
     metadata: dict[str, str] | None = None
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, JsonValue] | None = None
 
 
-class Completion(_Generation):
+class Completion(_Generation, NeutralCompletion):
     """Body of `POST /v1/completions`: `prompt` is a text, or token ids."""
 
     prompt: str | Annotated[list[_TokenId], Field(min_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
-    suffix: Literal[""] | None = None
 
 
 # -- answers ------------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ from kvtape.serve.http.access import Access
 from kvtape.serve.http.connection import Patience
 from kvtape.serve.http.failures import FAILURES
 from kvtape.serve.http.gate import BodyLimits
+from kvtape.serve.http.neutral import WORDS, NeutralChat, NeutralCompletion, NeutralGeneration
+from kvtape.serve.http.shapes import Chat, Completion
 from kvtape.serve.local import Limits
 from kvtape.testing.sink import ListSink
 from support.http_server import served
@@ -121,6 +123,84 @@ def test_models_health_and_metrics(client: openai.OpenAI, url: str) -> None:
 )
 def test_a_bad_field_is_named(url: str, change: dict[str, object], code: str, param: str | None) -> None:
     assert_failed(post(url, {**CHAT, **change}), code, param)
+
+
+REFUSED = {
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.1,
+    "logit_bias": {"5": 1},
+    "top_k": 40,
+    "min_p": 0.05,
+    "mirostat": 2,
+    "stop_token_ids": [1],
+    "reasoning_effort": "high",
+    "verbosity": "low",
+    "modalities": ["audio"],
+    "audio": {"voice": "x"},
+    "prediction": {"type": "content", "content": "x"},
+    "tool_choice": "required",
+    "function_call": {"name": "x"},
+    "chat_template_kwargs": {"enable_thinking": False},
+}
+PASSES = {
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "repeat_penalty": 1.0,
+    "logit_bias": {},
+    "top_k": -1,
+    "min_p": 0.0,
+    "stop_token_ids": [],
+    "reasoning_effort": "none",
+    "verbosity": "medium",
+    "modalities": ["text"],
+    "skip_special_tokens": True,
+    "prompt_cache_retention": "24h",
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_a_field_that_is_not_acted_on_is_refused_in_words(url: str, field: str) -> None:
+    response = post(url, {**CHAT, field: REFUSED[field]})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"].split(".")[0]) == (400, "unsupported", field)
+    assert error["message"].endswith(f": {WORDS[field]}")
+
+
+def test_what_asks_for_nothing_passes(url: str) -> None:
+    plain = post(url, CHAT).json()["choices"]
+    assert post(url, CHAT | PASSES).json()["choices"] == plain
+    assert post(url, CHAT | {"top_k": 0}).json()["choices"] == plain
+
+
+@pytest.mark.parametrize("shape", [Chat, Completion])
+def test_null_passes_in_every_field_that_is_not_required(url: str, shape: type[Chat | Completion]) -> None:
+    nulls = {name: None for name, field in shape.model_fields.items() if not field.is_required()}
+    if shape is Chat:
+        response = post(url, {**nulls, **CHAT})
+    else:
+        response = post(url, {**nulls, "model": "tiny", "prompt": "the cache"}, "/v1/completions")
+    assert response.status_code == 200, response.text
+
+
+def test_every_field_that_is_not_acted_on_has_words() -> None:
+    neutral = {name for shape in (NeutralChat, NeutralCompletion, NeutralGeneration) for name in shape.model_fields}
+    assert neutral | {"response_format"} == set(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "words"),
+    [
+        (["a", "b"], "unsupported", "one prompt a request"),
+        (["12"], "unsupported", "one prompt a request"),
+        ([[1, 2], [3]], "unsupported", "one prompt a request"),
+        ([], "invalid_request", "a text or a list of token ids"),
+        (5, "invalid_request", "a text or a list of token ids"),
+    ],
+)
+def test_a_prompt_is_one(url: str, prompt: object, code: str, words: str) -> None:
+    response = post(url, {"model": "tiny", "prompt": prompt}, "/v1/completions")
+    assert_failed(response, code, "prompt")
+    assert words in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
