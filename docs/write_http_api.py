@@ -1,8 +1,9 @@
-"""Write the generated parts of docs/http-api.md: endpoints, limits, failures, metrics (`make docs`)."""
+"""Write the generated parts of docs/http-api.md: endpoints, fields, limits, failures, metrics (`make docs`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from kvtape.serve.http.document import openapi
 from kvtape.serve.http.failures import FAILURES
 from kvtape.serve.http.gate import BodyLimits
 from kvtape.serve.http.metrics import Metrics
-from kvtape.serve.http.shapes import Chat
+from kvtape.serve.http.neutral import WORDS
+from kvtape.serve.http.shapes import Chat, Completion
 from kvtape.serve.local import Limits
 from kvtape.serve.requests import ServiceStatus
 
@@ -42,6 +44,34 @@ def endpoints() -> str:
         for method, operation in methods.items()
     ]
     return table(("endpoint", "statuses"), rows)
+
+
+def fields() -> str:
+    """Fields that are not acted on, those of one reason together."""
+    chat = Chat.model_json_schema()
+    known = {**chat["properties"], **Completion.model_json_schema()["properties"]}
+    together: dict[str, list[str]] = {}
+    for field, why in WORDS.items():
+        together.setdefault(why, []).extend(f"`{field}: {value}`" for value in neutral(known[field], chat["$defs"]))
+    return table(
+        ("taken, as it asks for nothing", "why any other is refused"), [(", ".join(v), w) for w, v in together.items()]
+    )
+
+
+def neutral(schema: Mapping[str, Any], defined: Mapping[str, Any]) -> list[str]:
+    """As JSON, the values that a field's schema takes; null alone where there is no other."""
+    of = schema.get("anyOf", [schema])[0]
+    if "$ref" in of:
+        of = defined[of["$ref"].rpartition("/")[2]]
+    if "const" in of or "enum" in of:
+        values = of.get("enum", [of.get("const")])
+    elif of["type"] == "number":
+        values = [of["minimum"]]
+    elif of["type"] == "array":
+        values = [[of["items"]["const"]] * of["maxItems"] if of["maxItems"] else []]
+    else:
+        values = [None if of["type"] == "null" else {k: v["const"] for k, v in of.get("properties", {}).items()}]
+    return [json.dumps(value) for value in values]
 
 
 def limits() -> str:
@@ -76,7 +106,7 @@ def metrics() -> str:
     return table(("metric", "type", "what"), rows)
 
 
-PARTS = {"endpoints": endpoints, "limits": limits, "failures": failures, "metrics": metrics}
+PARTS = {"endpoints": endpoints, "fields": fields, "limits": limits, "failures": failures, "metrics": metrics}
 """By the marker around each in the page."""
 
 
