@@ -143,6 +143,7 @@ def test_there_is_a_row_for_every_option_with_and_without_loss() -> None:
     for option in options - {"prefix_caching"}:
         assert {c.exact for c in CASES if c.option == option} == {True, False}
     assert len({(c.option, c.setting) for c in CASES}) == len(CASES)
-    for sizes, says in (({"budget": 128, "chunk": 512}, "pieces of 512"), ({"budget": 256, "chunk": 64}, "evicts nothing")):
+    large, wide = {"budget": 128, "chunk": 512}, {"budget": 256, "chunk": 64}
+    for sizes, says in ((large, "pieces of 512"), (wide, "evicts nothing")):
         with pytest.raises(UsageError, match=says):
             option_cases(300, 16, **sizes)

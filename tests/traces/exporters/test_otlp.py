@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from google.protobuf import json_format
-from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from kvtape.planner.events import Event, Op, Way
 from kvtape.traces.errors import TraceError
@@ -21,6 +20,7 @@ from kvtape.traces.recorder import Recorder
 from support.command import kvtape, kvtape_process
 from support.imports import imported
 from support.logs import KEY, TickClock, event, run_row, script, session_row, write_log
+from support.otlp_messages import TracesData
 
 REQUESTS = "".join(
     json.dumps({"timestamp": t, "input_length": n, "output_length": o, "hash_ids": [t, *range((n - 1) // 512)]}) + "\n"
@@ -55,7 +55,7 @@ def told(of: dict[str, Any]) -> dict[str, Any]:
     return {a["key"]: plain(a["value"]) for a in of.get("attributes", [])}
 
 
-def parsed(line: dict[str, Any]) -> TracesData:
+def parsed(line: dict[str, Any]) -> Any:
     """By the protocol's messages. Their JSON mapping has bytes in base64; OTLP's has ids in hex."""
 
     def ids(value: Any) -> Any:
