@@ -143,7 +143,9 @@ class _HeldInterrupts:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        # Who took the signal over in the block, and means to keep it, gives it back himself.
+        if signal.getsignal(signal.SIGINT) == self._take:
+            signal.signal(signal.SIGINT, self._before)
         if kind is None and self._came:
             raise KeyboardInterrupt
 
