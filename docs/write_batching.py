@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import page_parts
 
 PAGE = Path(__file__).parent / "continuous-batching.md"
 MEASURED = Path(__file__).parent / "continuous-batching.json"
 MEASURE = "python benchmarks/bench_batching.py --full --out docs/continuous-batching.json"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def _number(value: float | None) -> str:
@@ -60,7 +58,7 @@ def versus(run: dict[str, Any]) -> str:
             f"{rows[0]['n_prompts']} prompts of {run['config']['tokens']} tokens, {rows[0]['n']} tokens compared; "
             f"keeping everything, both sides are at most {_number(agreed['max_difference'])} nats apart on any of them:"
         )
-        parts.append(f"{about}\n\n{_table(columns, cells)}")
+        parts.append(f"{about}\n\n{page_parts.table(columns, cells)}")
     return "\n\n".join(parts)
 
 
@@ -83,12 +81,14 @@ def curve(run: dict[str, Any]) -> str:
         )
         for row in run["curve"]
     ]
-    return _table(("comparator", "prompt", "steps", "tokens so far", "blocks", "rows of a layer"), cells)
+    return page_parts.table(("comparator", "prompt", "steps", "tokens so far", "blocks", "rows of a layer"), cells)
 
 
 def options(run: dict[str, Any]) -> str:
     """The verdicts, then every row."""
-    verdicts = _table(("option", "works"), [(f"`{name}`", _works(said)) for name, said in run["options"].items()])
+    verdicts = page_parts.table(
+        ("option", "works"), [(f"`{name}`", _works(said)) for name, said in run["options"].items()]
+    )
     cells = [
         (
             f"`{row['option']}`",
@@ -103,7 +103,7 @@ def options(run: dict[str, Any]) -> str:
         for row in run["rows"]
     ]
     columns = ("option", "setting", "works", "furthest", "over dense", "same tokens", "repeatable", "limit", "why not")
-    return f"{verdicts}\n\n{_table(columns, cells)}"
+    return f"{verdicts}\n\n{page_parts.table(columns, cells)}"
 
 
 PARTS = {
@@ -120,12 +120,11 @@ PARTS = {
 def filled(text: str) -> str:
     """The page with its generated parts as they would be now."""
     runs = json.loads(MEASURED.read_text(encoding="utf-8"))
-    for name, (run, part) in PARTS.items():
-        before, _, rest = text.partition(f"<!-- {name} -->")
-        _, _, after = rest.partition(f"<!-- end of {name} -->")
-        said = part(runs[run]) if run in runs else f"Not measured yet: `{MEASURE} --only {run}`."
-        text = f"{before}<!-- {name} -->\n\n{said}\n\n<!-- end of {name} -->{after}"
-    return text
+    return page_parts.filled(text, {name: partial(_part, runs, *of) for name, of in PARTS.items()})
+
+
+def _part(runs: dict[str, Any], run: str, part: Callable[[dict[str, Any]], str]) -> str:
+    return part(runs[run]) if run in runs else f"Not measured yet: `{MEASURE} --only {run}`."
 
 
 if __name__ == "__main__":

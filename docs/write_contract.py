@@ -8,6 +8,7 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
 
+import page_parts  # noqa: E402
 from kvtape.backends.errors import FatalClass  # noqa: E402
 from kvtape.replay.identities import IDENTITIES  # noqa: E402
 from support.fault_plays import PLAYS  # noqa: E402
@@ -52,12 +53,7 @@ PARTS = {"fault matrix": fault_matrix, "identities": identities}
 
 def main() -> None:
     page = DOCS / "contract.md"
-    text = page.read_text(encoding="utf-8")
-    for name, part in PARTS.items():
-        before, _, rest = text.partition(f"<!-- {name} -->")
-        _, _, after = rest.partition(f"<!-- end of {name} -->")
-        text = f"{before}<!-- {name} -->\n\n{part()}\n\n<!-- end of {name} -->{after}"
-    page.write_text(text, encoding="utf-8")
+    page.write_text(page_parts.filled(page.read_text(encoding="utf-8"), PARTS), encoding="utf-8")
 
 
 if __name__ == "__main__":

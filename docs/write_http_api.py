@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+import page_parts
 from kvtape.serve.http.connection import Patience
 from kvtape.serve.http.document import openapi
 from kvtape.serve.http.failures import FAILURES
@@ -31,11 +32,6 @@ class _Idle:
         return ServiceStatus(True, 0, 0, 1, 0, 1)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
 def endpoints() -> str:
     paths = openapi("model", "0", keys=False)["paths"]
     rows = [
@@ -43,7 +39,7 @@ def endpoints() -> str:
         for path, methods in paths.items()
         for method, operation in methods.items()
     ]
-    return table(("endpoint", "statuses"), rows)
+    return page_parts.table(("endpoint", "statuses"), rows)
 
 
 def fields() -> str:
@@ -53,7 +49,7 @@ def fields() -> str:
     together: dict[str, list[str]] = {}
     for field, why in WORDS.items():
         together.setdefault(why, []).extend(f"`{field}: {value}`" for value in neutral(known[field], chat["$defs"]))
-    return table(
+    return page_parts.table(
         ("taken, as it asks for nothing", "why any other is refused"), [(", ".join(v), w) for w, v in together.items()]
     )
 
@@ -89,11 +85,13 @@ def limits() -> str:
         ("a request, waiting included (`--timeout`)", f"{turn.turn_s:g} s", "408"),
         ("what runs at the end (`--grace`)", f"{turn.grace_s:g} s", "503"),
     ]
-    return table(("what", "how much", "beyond it"), rows)
+    return page_parts.table(("what", "how much", "beyond it"), rows)
 
 
 def failures() -> str:
-    return table(("status", "`code`", "when"), [(status, f"`{code}`", why) for code, (status, why) in FAILURES.items()])
+    return page_parts.table(
+        ("status", "`code`", "when"), [(status, f"`{code}`", why) for code, (status, why) in FAILURES.items()]
+    )
 
 
 def metrics() -> str:
@@ -103,7 +101,7 @@ def metrics() -> str:
         for f in families
         if not f.name.endswith("_created")
     ]
-    return table(("metric", "type", "what"), rows)
+    return page_parts.table(("metric", "type", "what"), rows)
 
 
 PARTS = {"endpoints": endpoints, "fields": fields, "limits": limits, "failures": failures, "metrics": metrics}
@@ -112,11 +110,7 @@ PARTS = {"endpoints": endpoints, "fields": fields, "limits": limits, "failures":
 
 def filled(text: str) -> str:
     """The page with its generated parts as they would be now."""
-    for name, part in PARTS.items():
-        before, _, rest = text.partition(f"<!-- {name} -->")
-        _, _, after = rest.partition(f"<!-- end of {name} -->")
-        text = f"{before}<!-- {name} -->\n\n{part()}\n\n<!-- end of {name} -->{after}"
-    return text
+    return page_parts.filled(text, PARTS)
 
 
 if __name__ == "__main__":
