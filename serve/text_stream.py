@@ -26,7 +26,7 @@ class TextStream:
         self._waiting.append(token)
         text = self._new_text()
         if not text.endswith("�"):
-            return self._let_go(len(self._waiting))
+            return self._let_go(len(self._waiting), text)
         # The last three tokens may still be the beginning of a character; what is before them is none.
         return self._let_go(max(0, len(self._waiting) - _LONGEST_CHARACTER + 1))
 
@@ -34,10 +34,11 @@ class TextStream:
         """What never became whole, with replacement characters."""
         return self._let_go(len(self._waiting))
 
-    def _let_go(self, n: int) -> str:
+    def _let_go(self, n: int, text: str | None = None) -> str:
+        """The text of the first `n` tokens that wait, which wait no more; `text` where it is known already."""
         if not n:
             return ""
-        text = self._new_text(n)
+        text = self._new_text(n) if text is None else text
         self._before, self._waiting = self._waiting[:n], self._waiting[n:]
         return text
 
