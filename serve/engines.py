@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvtape.backends.errors import EngineFault
+from kvtape.backends.lent import LentEngine
 from kvtape.backends.protocol import Backend, Engine, ModelFacts, SessionConfig
 from kvtape.serve.requests import EngineGone
 
@@ -46,7 +47,7 @@ class SharedEngine:
             self._engine.close()
             self._engine = self._open_engine()
         self._lent = True
-        return _Loan(self._engine)
+        return LentEngine(self._engine)
 
     def open(self, config: SessionConfig) -> Backend:
         """A context beside the pool's, to look at what it can do. Raises what the engine raises."""
@@ -65,25 +66,3 @@ class SharedEngine:
     def close(self) -> None:
         """Free the model; the pool must be closed before. Idempotent."""
         self._engine.close()
-
-
-class _Loan:
-    """The engine, but for its end."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.name = engine.name
-        self.version = engine.version
-        self.facts = engine.facts
-        self._engine = engine
-
-    def tokenize(self, text: str) -> list[int]:
-        return self._engine.tokenize(text)
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        return self._engine.detokenize(tokens)
-
-    def open(self, config: SessionConfig) -> Backend:
-        return self._engine.open(config)
-
-    def close(self) -> None:
-        """Nothing: see SharedEngine."""

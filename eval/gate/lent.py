@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
-from kvtape.backends.protocol import Backend, Engine, SessionConfig
+from kvtape.backends.lent import LentEngine
+from kvtape.backends.protocol import Engine
 from kvtape.backends.registry import open_engine
 
 __all__ = ["LentEngines"]
 
 _Open = Callable[[str, Path, Mapping[str, str]], Engine]
-
-
-class _Lent:
-    """An engine whose close is not the end of it."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.name, self.version, self.facts = engine.name, engine.version, engine.facts
-
-    def tokenize(self, text: str) -> list[int]:
-        return self._engine.tokenize(text)
-
-    def detokenize(self, tokens: Sequence[int]) -> str:
-        return self._engine.detokenize(tokens)
-
-    def open(self, config: SessionConfig) -> Backend:
-        return self._engine.open(config)
-
-    def close(self) -> None:
-        pass
 
 
 class LentEngines:
@@ -53,4 +34,4 @@ class LentEngines:
         key = (name, path, tuple(sorted(options.items())))
         if key not in self._loaded:
             self._loaded[key] = self._opener(name, path, options)
-        return _Lent(self._loaded[key])
+        return LentEngine(self._loaded[key])
