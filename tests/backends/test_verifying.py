@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 from kvtape.backends.errors import Cancelled, EngineFault, FatalClass, UnsupportedOperation
+from kvtape.backends.isolated.opened import Opened
+from kvtape.backends.llama.decoder import Decoder
 from kvtape.backends.llama.session import LlamaBackend
 from kvtape.backends.protocol import Backend, Logits, SessionConfig
 from kvtape.backends.verifying import Verifier, as_verifier
@@ -116,6 +119,21 @@ def test_it_is_refused_with_the_reason(name: str) -> None:
     with pytest.raises(UnsupportedOperation, match=why):
         backend.verify([5, 6], 6, lambda each: len(each))
     assert sum(s.length for s in backend.books()) == 6
+    backend.close()
+
+
+def test_a_refusal_that_needs_no_measuring_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host asks this of every session that it opens."""
+    backend = llama_tiny.session(config={"n_ctx": 256})
+
+    def computing(*_: object) -> NoReturn:
+        pytest.fail("tokens were computed")
+
+    monkeypatch.setattr(Decoder, "run", computing)
+    monkeypatch.setattr(Decoder, "run_each", computing)
+    opened = Opened.of(backend)
+    assert "without flash attention" in (opened.verify_refusal or "")
+    assert opened.verify_margin == 0
     backend.close()
 
 
