@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kvtape.backends.errors import KvtapeError
 from kvtape.serve.answers import AnswerMemory
 from kvtape.serve.conversations import Choice
+from kvtape.serve.defects import place_of
 from kvtape.serve.requests import EngineGone, ShuttingDown
 from kvtape.serve.seats import Seats
 from kvtape.serve.turns import Told, Turn
@@ -183,8 +184,4 @@ class Worker:
 
 def _tell_defect(what: str, err: Exception) -> None:
     """Its kind and place; its text may hold a part of a prompt."""
-    trace = err.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = "nowhere" if trace is None else f"{trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno}"
-    _log.error("%s failed in a way that it should not: %s at %s", what, type(err).__name__, place)
+    _log.error("%s failed in a way that it should not: %s at %s", what, type(err).__name__, place_of(err))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvtape.serve.defects import place_of
 from kvtape.serve.http.access import Access
 from kvtape.serve.http.failures import Failure, Refused, failed
 from kvtape.serve.requests import ServiceError
@@ -63,7 +64,7 @@ class Gate:
         except Exception as err:
             number = secrets.token_hex(4)
             # The text of an unexpected error may hold a path or a part of a prompt; its kind and place do not.
-            _log.error("request %s failed: %s at %s", number, type(err).__name__, _place(err))
+            _log.error("request %s failed: %s at %s", number, type(err).__name__, place_of(err))
             if began:
                 raise ConnectionAbortedError(number) from None
             await self._answer(
@@ -126,10 +127,3 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
-
-
-def _place(err: BaseException) -> str:
-    trace = err.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "nowhere" if trace is None else f"{trace.tb_frame.f_code.co_qualname}:{trace.tb_lineno}"
