@@ -14,12 +14,12 @@ from kvtape.serve.http.neutral import WORDS
 from kvtape.serve.http.shapes import Chat, Completion, Message, StreamOptions, TextFormat, TextPart
 from kvtape.serve.requests import BadPrompt, GenerationRequest, Sampling, Service
 
-__all__ = ["SESSION_HEADER", "ask_chat", "ask_completion", "read_body"]
+__all__ = ["SESSION_HEADER", "SESSION_NAME", "ask_chat", "ask_completion", "read_body"]
 
 SESSION_HEADER = "X-Kvtape-Session"
 """The client's own name of a conversation: its session goes on, whatever the prompt shares with others."""
 
-_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+SESSION_NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _SHORTEST_DEFAULT = 16
 """`max_tokens` of a completion where none is asked, as OpenAI's API has it."""
 
@@ -130,7 +130,7 @@ def _session(request: Request) -> str | None:
     name = request.headers.get(SESSION_HEADER)
     if name is None:
         return None
-    if not _NAME.fullmatch(name):
+    if not SESSION_NAME.fullmatch(name):
         why = f"{SESSION_HEADER}: a name is 1 to 128 letters, digits and . _ : -"
         raise Refused(failed("invalid_request", why, SESSION_HEADER))
     return name

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from kvtape.serve.http.asking import SESSION_HEADER
+from kvtape.serve.http.asking import SESSION_HEADER, SESSION_NAME
 from kvtape.serve.http.failures import FAILURES
 from kvtape.serve.http.shapes import (
     Chat,
@@ -50,9 +50,9 @@ def openapi(model_name: str, version: str, *, keys: bool) -> dict[str, Any]:
             "/v1/completions": {"post": _generation("createCompletion", Completion, CompletionText, CompletionText)},
             "/v1/models": {"get": _reading("listModels", ModelList)},
             "/v1/models/{model}": {"get": _reading("retrieveModel", ModelCard, path="model")},
-            "/health": {"get": _reading("health", Health, failures=(503,), failure=Health)},
-            "/metrics": {"get": _reading("metrics", None)},
-            "/openapi.json": {"get": _reading("document", None, media="application/json")},
+            "/health": {"get": _reading("health", Health, not_now=Health)},
+            "/metrics": {"get": _reading("metrics", None, media="text/plain")},
+            "/openapi.json": {"get": _reading("document", None)},
         },
         "components": {"schemas": schemas},
     }
@@ -87,7 +87,7 @@ def _generation(name: str, body: type[BaseModel], answer: type[BaseModel], event
                 "name": SESSION_HEADER,
                 "in": "header",
                 "required": False,
-                "schema": {"type": "string", "pattern": r"^[A-Za-z0-9._:-]{1,128}$"},
+                "schema": {"type": "string", "pattern": f"^{SESSION_NAME.pattern}$"},
             }
         ],
         "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(body)}}},
@@ -103,24 +103,21 @@ def _reading(
     answer: type[BaseModel] | None,
     *,
     path: str | None = None,
-    failures: Sequence[int] = (),
-    failure: type[BaseModel] | None = None,
-    media: str = "text/plain",
+    not_now: type[BaseModel] | None = None,
+    media: str = "application/json",
 ) -> dict[str, Any]:
-    schema = {"schema": _ref(answer)} if answer is not None else {"schema": {"type": ["string", "object"]}}
-    content = {"application/json" if answer is not None else media: schema}
+    """`answer` None: a text or an object that no shape describes. `not_now`: the answer of a 503."""
+    schema = _ref(answer) if answer is not None else {"type": ["string", "object"]}
     operation: dict[str, Any] = {
         "operationId": name,
         "responses": {
-            "200": {"description": "what was asked for", "content": content},
-            **_failures(() if failure is not None else failures),
+            "200": {"description": "what was asked for", "content": {media: {"schema": schema}}},
+            **_failures(()),
         },
     }
-    for status in failures if failure is not None else ():
-        operation["responses"][str(status)] = {
-            "description": "not now",
-            "content": {"application/json": {"schema": _ref(failure)}},
-        }
+    if not_now is not None:
+        content = {"application/json": {"schema": _ref(not_now)}}
+        operation["responses"]["503"] = {"description": "not now", "content": content}
     if path is not None:
         operation["parameters"] = [{"name": path, "in": "path", "required": True, "schema": {"type": "string"}}]
         operation["responses"] |= _failures((404,))
@@ -138,6 +135,5 @@ def _failures(statuses: Sequence[int]) -> dict[str, Any]:
     return told
 
 
-def _ref(model: type[BaseModel] | None) -> Mapping[str, str]:
-    assert model is not None
+def _ref(model: type[BaseModel]) -> Mapping[str, str]:
     return {"$ref": f"#/components/schemas/{model.__name__}"}
