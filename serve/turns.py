@@ -109,7 +109,7 @@ class Turn:
         said.finish()
         usage = Usage(len(self.tokens), cached, len(said.tokens))
         stopped = said.stopped or reason == "end_token"
-        self.answer = said.spelled(spell)
+        self.answer = said.spelled()
         return End("stop" if stopped else "length", usage, self._seed)
 
     def _prefill(self, session: Session) -> int:
@@ -167,13 +167,13 @@ class _Saying:
         rest = self._stops.add(self._stream.rest())
         self._send(rest if self._stops.hit else rest + self._stops.rest(), ())
 
-    def spelled(self, spell: Callable[[Sequence[int]], str]) -> tuple[str, tuple[int, ...], str] | None:
+    def spelled(self) -> tuple[str, tuple[int, ...], str] | None:
         """The text that was told, the tokens that spell its beginning, and the rest of it: a stop string may end it in
         the middle of a token, and a broken character could be that of other tokens, in another conversation."""
         spelled, known, too_many = 0, "", len(self.tokens) + 1
         n = len(self.tokens)
         while spelled < n:
-            text = spell(self.tokens[:n])
+            text = self._spell(self.tokens[:n])
             if self.text.startswith(text) and "\ufffd" not in text:
                 spelled, known = n, text
             else:
