@@ -11,7 +11,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvtape.backends import carried, cold_steps, deferred, feeding, prefix, room, scoring, surgery
 from kvtape.backends.catalog import BlockCatalog, Stretch
@@ -33,7 +33,6 @@ from kvtape.backends.prefix import Reuse
 from kvtape.backends.protocol import AttentionMass, Backend, Choose, Clock, EventSink, Logits
 from kvtape.backends.shadow import Shadow
 from kvtape.backends.speculation.drafter import Drafter
-from kvtape.backends.speculation.spec import Speculation
 from kvtape.backends.verifying import Verifier, as_verifier
 from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.deferral import DEFERRED
@@ -41,6 +40,9 @@ from kvtape.planner.events import Op, Placement, Way
 from kvtape.planner.opening import Opening
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.specs import PolicySpec
+
+if TYPE_CHECKING:
+    from kvtape.backends.speculation.spec import Speculation
 
 __all__ = ["DecodeResult", "PrefixStatus", "Session", "SuffixStatus"]
 

@@ -17,7 +17,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from kvtape.backends.errors import EnvironmentProblem, SessionClosed
 from kvtape.backends.fit import check_weights, read_shape
-from kvtape.backends.proofs.check import precision_problem
 from kvtape.backends.protocol import ModelFacts, SessionConfig
 from kvtape.capacity.model import ModelShape
 
@@ -117,6 +116,8 @@ class OpenVinoEngine:
         """Why rows of the effective `config` may not be cut or moved. Of the types, u8 alone keeps no row as it is."""
         if "u8" not in (config.kv_type_k, config.kv_type_v) or config.uncertified:
             return None
+        from kvtape.backends.proofs.check import precision_problem
+
         return precision_problem(self.name, self.version, self.facts, config)
 
     def _compile(self, profile: Profile) -> Compiled:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,15 @@ def proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "proofs.json"
     monkeypatch.setenv("KVTAPE_PROOFS", str(path))
     return path
+
+
+def test_nothing_that_reads_proofs_is_loaded_for_a_session_without_them() -> None:
+    code = (
+        "import sys\nimport kvtape.backends.session, kvtape.backends.openvino.engine\n"
+        "print([m for m in ('pydantic', 'duckdb', 'gguf') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def opened(backend: Backend, policy: str = "none") -> tuple[Session, ListSink]:
