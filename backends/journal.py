@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvtape.backends.protocol import Clock, EventSink
+from kvtape.planner.blocks import Block
 from kvtape.planner.events import Event, Op
 from kvtape.planner.layout import layout_digest
 from kvtape.planner.residency import RESIDENCY_OPS, ResidencyState, apply
@@ -52,6 +53,23 @@ class Journal:
     @property
     def next_seq(self) -> int:
         return self.state.next_seq
+
+    def block_rows(self, blocks: Sequence[Block], *, truncated: bool = False) -> list[BlockRow]:
+        """Rows for blocks that the next event gives their range; `truncated`: it is one that ends a generation."""
+        return [
+            BlockRow(
+                run_id=self.run_id,
+                session_id=self.session_id,
+                seq=self.next_seq,
+                block_id=b.block_id,
+                generation=self.state.generation + truncated,
+                start=b.start,
+                stop=b.stop,
+                segment=b.kind,
+                cache_class=str(b.cache_class),
+            )
+            for b in blocks
+        ]
 
     def emit(
         self,

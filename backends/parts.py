@@ -98,20 +98,7 @@ class Parts:
 
     def block_rows(self, blocks: Sequence[Block], *, truncated: bool = False) -> list[BlockRow]:
         """Rows for blocks that the next event gives their range."""
-        return [
-            BlockRow(
-                run_id=self.journal.run_id,
-                session_id=self.journal.session_id,
-                seq=self.journal.next_seq,
-                block_id=b.block_id,
-                generation=self.state.generation + (1 if truncated else 0),
-                start=b.start,
-                stop=b.stop,
-                segment=b.kind,
-                cache_class=str(b.cache_class),
-            )
-            for b in blocks
-        ]
+        return self.journal.block_rows(blocks, truncated=truncated)
 
     def resident_bytes(self) -> int:
         return self.backend.kv_bytes()["resident"]

@@ -22,7 +22,7 @@ from kvtape.planner.events import Op, Way
 from kvtape.planner.layout import Layout, cut, next_cache_position, resident_ranges, rows_between
 from kvtape.planner.opening import Opening
 from kvtape.planner.ranges import RangeSet
-from kvtape.planner.rows import BlockRow, SessionRow
+from kvtape.planner.rows import SessionRow
 from kvtape.serve.taping.errors import LostTrack
 
 __all__ = ["FAR", "Account", "Took"]
@@ -168,7 +168,7 @@ class Account:
         """The tape ends at `keep`."""
         removed = len(self.tape) - keep
         del self.tape[keep:]
-        rows = self._rows(self._catalog.truncate(keep), truncated=True)
+        rows = self._journal.block_rows(self._catalog.truncate(keep), truncated=True)
         span: dict[str, Any] = {"start": keep, "stop": keep + removed, "n_tokens": removed}
         span["elapsed_ns"] = took.elapsed_ns
         self._journal.emit(Op.TRUNCATE, took.began_ns, block_rows=rows, reason=reason, detail=detail, **span)
@@ -178,7 +178,7 @@ class Account:
         self._journal.emit(
             Op.EVICT,
             took.began_ns,
-            block_rows=self._rows(fragments),
+            block_rows=self._journal.block_rows(fragments),
             start=start,
             stop=stop,
             n_tokens=stop - start,
@@ -252,22 +252,7 @@ class Account:
         ids = [int(t) for t in tokens]
         span: dict[str, Any] = {"start": start, "stop": start + len(ids), "n_tokens": len(ids), "cache_start": at}
         span["elapsed_ns"] = took.elapsed_ns
-        self._journal.emit(op, took.began_ns, tokens=ids, block_rows=self._rows(blocks), **span, **columns)
+        self._journal.emit(
+            op, took.began_ns, tokens=ids, block_rows=self._journal.block_rows(blocks), **span, **columns
+        )
         self.tape.extend(ids)
-
-    def _rows(self, blocks: Sequence[Block], *, truncated: bool = False) -> list[BlockRow]:
-        journal = self._journal
-        return [
-            BlockRow(
-                run_id=journal.run_id,
-                session_id=journal.session_id,
-                seq=journal.next_seq,
-                block_id=b.block_id,
-                generation=journal.state.generation + truncated,
-                start=b.start,
-                stop=b.stop,
-                segment=b.kind,
-                cache_class=str(b.cache_class),
-            )
-            for b in blocks
-        ]
