@@ -18,7 +18,7 @@ from kvtape.backends.reference.errors import ModelUnsupported
 from kvtape.capacity.errors import ModelFileError
 from kvtape.capacity.ir_graph import IrGraph, IrNode
 
-__all__ = ["is_static", "matrix", "vector"]
+__all__ = ["behind_converts", "is_static", "matrix", "vector"]
 
 F32 = npt.NDArray[np.float32]
 
@@ -31,6 +31,13 @@ _ARITHMETIC: Final[Mapping[str, Callable[[F32, F32], F32]]] = {
     "Multiply": np.multiply,
     "Subtract": np.subtract,
 }
+
+
+def behind_converts(node: IrNode) -> IrNode:
+    """What a value is before it is converted to other types of numbers."""
+    while node.kind == "Convert":
+        node = node.inputs[0].node
+    return node
 
 
 def is_static(node: IrNode) -> bool:
@@ -84,9 +91,7 @@ def matrix(graph: IrGraph, node: IrNode, *, transposed: bool) -> tuple[Any, npt.
         steps = _q8_steps(graph, node)
         if steps is not None:
             return kinds.Q8_0, _q8_blocks(*steps), int(steps[0].shape[1] * _Q8_GROUP)
-        plain = node
-        while plain.kind == "Convert":
-            plain = plain.inputs[0].node
+        plain = behind_converts(node)
         if plain.kind == "Const" and plain.data.get("element_type") in ("f16", "f32"):
             values = graph.constant(plain)
             return (kinds.F16 if values.dtype == np.float16 else kinds.F32), values, int(values.shape[1])
@@ -104,7 +109,7 @@ def _q8_steps(graph: IrGraph, node: IrNode) -> tuple[npt.NDArray[Any], npt.NDArr
     if node.kind != "Multiply" or node.inputs[0].node.kind != "Subtract" or node.inputs[1].node.kind != "Const":
         return None
     scales = graph.constant(node.inputs[1].node)
-    steps, zero = (_behind_converts(wire.node) for wire in node.inputs[0].node.inputs)
+    steps, zero = (behind_converts(wire.node) for wire in node.inputs[0].node.inputs)
     if steps.kind != "Const" or zero.kind != "Const" or scales.dtype != np.float16:
         return None
     if steps.data.get("element_type") != "u8":
@@ -113,12 +118,6 @@ def _q8_steps(graph: IrGraph, node: IrNode) -> tuple[npt.NDArray[Any], npt.NDArr
     if values.dtype != np.uint8 or values.ndim != 3 or values.shape[2] != _Q8_GROUP or (zeros != _Q8_ZERO).any():
         return None
     return (values, scales) if scales.shape == (*values.shape[:2], 1) else None
-
-
-def _behind_converts(node: IrNode) -> IrNode:
-    while node.kind == "Convert":
-        node = node.inputs[0].node
-    return node
 
 
 def _q8_blocks(steps: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

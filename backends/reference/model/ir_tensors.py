@@ -11,35 +11,24 @@ is another model, and refused.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.reference.errors import ModelUnsupported
-from kvtape.backends.reference.model.ir_constants import is_static, matrix, vector
+from kvtape.backends.reference.model.ir_constants import behind_converts, is_static, matrix, vector
+from kvtape.backends.reference.model.matrix import Tensor
 from kvtape.capacity.ir_files import ir_graph_file
 from kvtape.capacity.ir_graph import IrGraph, IrNode, Wire, read_ir_graph
 
-__all__ = ["Tensor", "ir_tensors"]
+__all__ = ["ir_tensors"]
 
 _REPEATS: Final = frozenset({"Broadcast", "Convert", "Reshape", "Tile", "Transpose", "Unsqueeze"})
 _MOVES: Final = frozenset({"Convert", "Reshape", "Transpose"})
 _NORM: Final = frozenset({"Convert", "Divide", "Multiply"})
 _ENDS: Final = frozenset({"Cos", "Sin", "ShapeOf", "Parameter", "ReadValue"})
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """In the form of the gguf library's tensors: `shape` with the input first, `data` by rows."""
-
-    name: str
-    tensor_type: Any
-    data: npt.NDArray[Any]
-    shape: tuple[int, ...]
-    n_bytes: int
 
 
 def ir_tensors(folder: str | Path, n_embd: int) -> list[Tensor]:
@@ -71,9 +60,7 @@ class _Decoder:
             raise self._refused(f"{len(lookups)} tables looked up by token")
         table = lookups[0].inputs[0].node
         yield self._matrix("token_embd.weight", table, transposed=False)
-        head = self._graph.of_kind("Result")[0].inputs[0].node
-        while head.kind == "Convert":
-            head = head.inputs[0].node
+        head = behind_converts(self._graph.of_kind("Result")[0].inputs[0].node)
         if head.kind != "MatMul" or not is_static(head.inputs[1].node):
             raise self._refused(f"logits from {head.kind}, not from a product with weights")
         if _constants(head.inputs[1].node) != _constants(table):
@@ -213,10 +200,7 @@ def _new_rows(attention: IrNode, port: int) -> Wire:
 
 
 def _is_lookup(gather: IrNode) -> bool:
-    node = gather.inputs[1].node
-    while node.kind == "Convert":
-        node = node.inputs[0].node
-    return node.kind == "Parameter"
+    return behind_converts(gather.inputs[1].node).kind == "Parameter"
 
 
 def _constants(node: IrNode) -> set[int]:

@@ -11,7 +11,7 @@ import numpy as np
 from kvtape.backends.reference.errors import ModelUnsupported
 from kvtape.backends.reference.model.blas import Floats
 
-__all__ = ["Matrix", "dequantise", "matrix_slices"]
+__all__ = ["Matrix", "Tensor", "dequantise", "matrix_slices"]
 
 _TILE_BYTES: Final = 4 * 2**20
 _TILE_ALIGN: Final = 64
@@ -73,13 +73,13 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slice:
-    """One matrix of a tensor that holds many, in the form of the gguf library's tensors."""
+class Tensor:
+    """What is no tensor of a GGUF in the form of the gguf library's: `shape` with the input first, `data` by rows."""
 
     name: str
     tensor_type: Any
     data: Any
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     n_bytes: int
 
 
@@ -87,7 +87,7 @@ def matrix_slices(tensor: Any) -> list[Any]:
     """The matrices `[n_out, n_in]` of a tensor `[n, n_out, n_in]`, each as a tensor whose data is a view."""
     n_in, n_out, n = (int(size) for size in tensor.shape)
     return [
-        _Slice(f"{tensor.name}[{i}]", tensor.tensor_type, tensor.data[i], (n_in, n_out), tensor.data[i].nbytes)
+        Tensor(f"{tensor.name}[{i}]", tensor.tensor_type, tensor.data[i], (n_in, n_out), tensor.data[i].nbytes)
         for i in range(n)
     ]
 
