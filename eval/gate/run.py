@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvtape.backends.errors import UnsupportedOperation
@@ -12,7 +12,7 @@ from kvtape.eval.gate.arms import Arms, Meter
 from kvtape.eval.gate.cells import Cell, CellArms
 from kvtape.eval.gate.effect import LEAST_CONVERSATIONS
 from kvtape.eval.gate.smoke import run_smoke
-from kvtape.eval.gate.turns import run_turns
+from kvtape.eval.gate.turns import Tokenize, run_turns
 from kvtape.eval.gate.verdict import MARGIN, Outcome, judge
 from kvtape.eval.gate.workloads import Workload
 from kvtape.eval.targets import NullSink, Target, World
@@ -56,7 +56,7 @@ def run_arms(
     workload: Workload,
     arms: Arms,
     meter: Meter,
-    tokenize: Callable[[str], Sequence[int]],
+    tokenize: Tokenize,
     effort: Effort,
     *,
     settle: Callable[[], object] = lambda: None,
@@ -84,14 +84,14 @@ def refusal(cell: Cell, target: Target, effort: Effort, clock: Clock) -> str | N
     return None
 
 
-def context_for(workload: Workload, effort: Effort, tokenize: Callable[[str], Sequence[int]]) -> int:
+def context_for(workload: Workload, effort: Effort, tokenize: Tokenize) -> int:
     """Tokens that the longest conversation may come to."""
     smoke = [(n, effort.seed + _SMOKE_SEED) for n in range(effort.smoke_conversations)]
     timed = [(n, effort.seed) for n in range(effort.conversations(workload))]
     return max(_length(workload, number, seed, tokenize) for number, seed in (*smoke, *timed))
 
 
-def _length(workload: Workload, number: int, seed: int, tokenize: Callable[[str], Sequence[int]]) -> int:
+def _length(workload: Workload, number: int, seed: int, tokenize: Tokenize) -> int:
     said, script = workload.draw(number, seed), Transcript(tokenize)
     messages = [script.message("system", said.system), *(script.message("user", text) for text in said.messages)]
     answers = len(said.messages) * (len(script.cue.tokens or ()) + workload.answer + len(script.blank.tokens or ()))

@@ -8,15 +8,14 @@ the tokens part, nothing behind them can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvtape.backends.protocol import Logits
 from kvtape.eval.gate.arms import Arms
-from kvtape.eval.gate.turns import Talk
+from kvtape.eval.gate.turns import Talk, Tokenize, talks
 from kvtape.eval.gate.workloads import Workload
 from kvtape.eval.nll import kl_divergence, log_softmax
 
@@ -59,19 +58,12 @@ class Smoke:
         return None
 
 
-def run_smoke(
-    workload: Workload, conversations: int, arms: Arms, tokenize: Callable[[str], Sequence[int]], *, seed: int
-) -> Smoke:
+def run_smoke(workload: Workload, conversations: int, arms: Arms, tokenize: Tokenize, *, seed: int) -> Smoke:
     """Compare over `conversations` of the workload."""
     pairs: list[tuple[Logits, Logits]] = []
     parted = used = 0
     for number in range(conversations):
-        conversation = workload.draw(number, seed)
-        with ExitStack() as stack:
-            plain, optimised = (
-                Talk(stack.enter_context(arms.open(arm, f"smoke-{number}-{arm}")), workload, conversation, tokenize)
-                for arm in ("plain", "optimised")
-            )
+        with talks(workload, number, seed, arms, tokenize, "smoke-") as (plain, optimised):
             try:
                 for at in range(workload.turns):
                     pairs += _compare(plain, optimised, at, workload.answer)

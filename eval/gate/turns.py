@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvtape.backends.session import Session
@@ -12,7 +12,7 @@ from kvtape.eval.gate.arms import Arms, Meter
 from kvtape.eval.gate.order import plain_first
 from kvtape.eval.gate.workloads import Conversation, Workload
 
-__all__ = ["Side", "Talk", "Turn", "run_turns"]
+__all__ = ["Side", "Talk", "Tokenize", "Turn", "run_turns", "talks"]
 
 Tokenize = Callable[[str], Sequence[int]]
 
@@ -72,6 +72,22 @@ class Talk:
         self._transcript.answered(tokens)
 
 
+@contextmanager
+def talks(
+    workload: Workload, number: int, seed: int, arms: Arms, tokenize: Tokenize, prefix: str = ""
+) -> Iterator[tuple[Talk, Talk]]:
+    """Conversation `number` in a plain and an optimised session, both open meanwhile."""
+    conversation = workload.draw(number, seed)
+    with (
+        arms.open("plain", f"{prefix}{number}-plain") as plain,
+        arms.open("optimised", f"{prefix}{number}-optimised") as optimised,
+    ):
+        yield (
+            Talk(plain, workload, conversation, tokenize),
+            Talk(optimised, workload, conversation, tokenize),
+        )
+
+
 def run_turns(
     workload: Workload,
     conversations: int,
@@ -105,12 +121,7 @@ def _converse(
     order: Iterator[bool],
     settle: Callable[[], object],
 ) -> Iterator[Turn]:
-    conversation = workload.draw(number, seed)
-    with ExitStack() as stack:
-        plain, optimised = (
-            Talk(stack.enter_context(arms.open(arm, f"{number}-{arm}")), workload, conversation, tokenize)
-            for arm in ("plain", "optimised")
-        )
+    with talks(workload, number, seed, arms, tokenize) as (plain, optimised):
         used = 0
         for at in range(workload.turns):
             first = next(order)
