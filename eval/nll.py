@@ -28,6 +28,7 @@ __all__ = [
     "NllTask",
     "NllTrack",
     "check_task",
+    "force",
     "forced",
     "kl_divergence",
     "log_softmax",
@@ -150,20 +151,26 @@ def run_nll(
     return tracks
 
 
-def forced(session: Session, piece: Sequence[int]) -> list[LogProbs]:
-    """Put `piece` on the tape, whatever the model would have said; the distribution before each of its tokens.
+def force(session: Session, piece: Sequence[int], see: Callable[[Logits], object] = lambda logits: None) -> None:
+    """Put `piece` on the tape, whatever the model would have said; `see` is shown the logits before each of its tokens.
 
     Raises UsageError when the context is full before its end.
     """
-    said: list[LogProbs] = []
+    left = iter(piece)
 
     def choose(logits: Logits) -> int:
-        said.append(log_softmax(logits))
-        return piece[len(said) - 1]
+        see(logits)
+        return next(left)
 
     result = session.decode(len(piece), choose=choose, stop_tokens=frozenset())
     if len(result.tokens) != len(piece):
         raise UsageError(f"the text stopped after {len(session.tape)} tokens: {result.stopped}")
+
+
+def forced(session: Session, piece: Sequence[int]) -> list[LogProbs]:
+    """Force `piece`; the distribution before each of its tokens. Raises as `force`."""
+    said: list[LogProbs] = []
+    force(session, piece, lambda logits: said.append(log_softmax(logits)))
     return said
 
 

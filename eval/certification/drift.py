@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvtape.backends.proofs.rows import Measure
-from kvtape.backends.protocol import Logits
-from kvtape.backends.session import Session
 from kvtape.eval.certification.bench import Bench
 from kvtape.eval.certification.quality import Predictions, compared, predict
 from kvtape.eval.certification.thresholds import judged
+from kvtape.eval.nll import force
 from kvtape.eval.targets import NullSink
 from kvtape.planner.events import Event, Op
 
@@ -47,7 +46,7 @@ def stream_rebased(bench: Bench, options: Sequence[tuple[str, str]]) -> tuple[Pr
     with bench.opened(policy, sizes.shift_context, options=options, sink=sink) as (session, _):
         session.ensure_prefix(smoke.tokens[: sizes.shift_context - _AT_ONCE])
         scored = sizes.shift_tokens - sizes.shift_scored
-        _force(session, smoke.tokens[sizes.shift_context - _AT_ONCE : scored])
+        force(session, smoke.tokens[sizes.shift_context - _AT_ONCE : scored])
         return predict(session, smoke.tokens[scored : sizes.shift_tokens]), sink.shifts
 
 
@@ -60,13 +59,3 @@ def shift_measures(best: Predictions, other: Predictions, shifts: int) -> list[M
         judged("shift", "top1", top1),
         Measure.judged("shift", "shifts", shifts, "shifts"),
     ]
-
-
-def _force(session: Session, tokens: Sequence[int]) -> None:
-    """Put tokens on the tape one by one; what the model thinks of them is not looked at."""
-    left = iter(tokens)
-
-    def choose(logits: Logits) -> int:
-        return next(left)
-
-    session.decode(len(tokens), choose=choose, stop_tokens=frozenset())
