@@ -40,7 +40,7 @@ from kvtape.planner.specs import parse_policy
 from kvtape.serve.engines import SharedEngine
 from kvtape.serve.http.access import Access
 from kvtape.serve.http.server import serve_forever
-from kvtape.serve.opening import Sessions, local_service
+from kvtape.serve.opening import Serving, local_service
 from support.server_process import ServerProcess, free_port, start_bare, start_kvtape, started, why_not_bare
 
 LIMIT = 1.03
@@ -76,9 +76,8 @@ def serve_here(port: int, log: Path | None) -> None:
     engine = SharedEngine(lambda: open_engine("llama", model), outlives=False)
     run = live_run({"verb": "serve"}, engine, clock)
     with recording(log, run, clock, max_latency_s=WRITE_LATENCY_S) if log else nullcontext(Dropped()) as sink:
-        sessions = Sessions(SessionConfig(n_ctx=2048), parse_policy("none"), run.run_id)
-        more: dict[str, Any] = {"slots": 1, "model": str(model), "model_name": "served"}
-        with local_service(engine, sink, clock, sessions, **more) as service:
+        serving = Serving(str(model), "served", SessionConfig(n_ctx=2048), parse_policy("none"))
+        with local_service(engine, sink, clock, serving, run.run_id) as service:
             serve_forever(service, Access("127.0.0.1", port), version="0")
     engine.close()
 

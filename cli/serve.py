@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvtape.replay.targets import Target
     from kvtape.serve.engines import SharedEngine
     from kvtape.serve.http.server import Access
-    from kvtape.serve.local import Limits
+    from kvtape.serve.opening import Serving
 
 __all__ = ["WRITE_LATENCY_S", "serve"]
 
@@ -109,6 +109,7 @@ def serve(
     try:
         from kvtape.serve.http.server import Access, signals_given_back
         from kvtape.serve.local import Limits
+        from kvtape.serve.opening import Serving
     except ImportError as err:
         raise EnvironmentProblem(f"the server is not installed ({err}); pip install 'kvtape[serve]'") from None
 
@@ -136,45 +137,39 @@ def serve(
         "cold_tokens": cold_tokens,
         "slots": slots,
     } | as_asked(kv_type, flash, uncertified=uncertified)
+    serving = Serving(
+        model=str(path),
+        model_name=name or path.stem,
+        config=config,
+        policy=spec,
+        slots=slots,
+        content=content,
+        evict_by=target.way,
+        idle_s=idle,
+        limits=Limits(queue, timeout, grace),
+        template=template,
+    )
     with signals_given_back(), access.listen() as listener:
         return _run(
             log,
-            path,
             lambda: open_engine(target.engine, path, target.options),
-            config,
-            spec,
+            serving,
             asked,
             access=access,
             listener=listener,
             isolate=isolate,
-            way=target.way,
-            content=content,
-            slots=slots,
-            name=name or path.stem,
-            limits=Limits(queue, timeout, grace),
-            idle_s=idle,
-            template=template,
         )
 
 
 def _run(
     log: Path,
-    model: Path,
     open_engine: Callable[[], Engine],
-    config: SessionConfig,
-    policy: PolicySpec,
+    serving: Serving,
     asked: dict[str, Any],
     *,
     access: Access,
     listener: socket,
     isolate: bool,
-    way: str,
-    content: bool,
-    slots: int,
-    name: str,
-    limits: Limits,
-    idle_s: float,
-    template: str | None,
 ) -> int:
     from kvtape.backends.clock import MonotonicClock
     from kvtape.backends.errors import UsageError
@@ -182,18 +177,18 @@ def _run(
     from kvtape.cli.recording import live_run, new_log, recording
     from kvtape.serve.engines import SharedEngine
     from kvtape.serve.http.server import serve_forever
-    from kvtape.serve.opening import Sessions, local_service
+    from kvtape.serve.opening import local_service
 
     clock = MonotonicClock()
     engine = SharedEngine(open_engine, outlives=isolate)
 
     def listening(url: str) -> None:
-        note(f"kvtape: {name} on {url}, log {segment}")
-        if (trained := engine.facts.n_ctx_train) < config.n_ctx:
-            note(f"kvtape: the model was trained for {trained} tokens; of --n-ctx {config.n_ctx} no more are used")
+        note(f"kvtape: {serving.model_name} on {url}, log {segment}")
+        if (trained := engine.facts.n_ctx_train) < (n_ctx := serving.config.n_ctx):
+            note(f"kvtape: the model was trained for {trained} tokens; of --n-ctx {n_ctx} no more are used")
 
     try:
-        _check(engine, config, policy, way)
+        _check(engine, serving.config, serving.policy, serving.evict_by)
         try:
             log.mkdir(mode=0o700, exist_ok=True)
         except FileNotFoundError:
@@ -204,28 +199,11 @@ def _run(
         run = live_run(
             asked | {"model": engine.facts.fingerprint, "started_at_ns": clock.now_ns()}, engine, clock, log=segment
         )
-        sessions = Sessions(config, policy, run.run_id, content, way, idle_s)
         with (
             recording(segment, run, clock, max_latency_s=WRITE_LATENCY_S) as recorder,
-            local_service(
-                engine,
-                recorder,
-                clock,
-                sessions,
-                slots=slots,
-                model=str(model),
-                model_name=name,
-                limits=limits,
-                template=template,
-            ) as service,
+            local_service(engine, recorder, clock, serving, run.run_id) as service,
         ):
-            serve_forever(
-                service,
-                access,
-                version=kvtape_version(),
-                listener=listener,
-                listening=listening,
-            )
+            serve_forever(service, access, version=kvtape_version(), listener=listener, listening=listening)
             broken = service.broken
     finally:
         engine.close()

@@ -18,19 +18,27 @@ from kvtape.serve.local import Limits, LocalService
 from kvtape.serve.seats import Seats
 from kvtape.serve.vocabulary import read_vocabulary
 
-__all__ = ["Sessions", "local_service", "memory_of_a_slot", "memory_of_slots"]
+__all__ = ["Serving", "local_service", "memory_of_a_slot", "memory_of_slots"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sessions:
-    """How a server's sessions are opened. `idle_s`: seconds after which one that waits is closed; 0 for never."""
+class Serving:
+    """What is served, and how.
 
+    `model`: its place; `model_name`: what clients call it. `config`: of each session, one a slot. `idle_s`: seconds
+    after which a session that waits is closed; 0 for never. `template`: a chat template instead of the model's.
+    """
+
+    model: str
+    model_name: str
     config: SessionConfig
     policy: PolicySpec
-    run_id: str
+    slots: int = 1
     content: bool = False
     evict_by: str = "native"
     idle_s: float = 0.0
+    limits: Limits | None = None
+    template: str | None = None
 
 
 def memory_of_a_slot(memory: str, weights: int, slots: int) -> str:
@@ -54,15 +62,10 @@ def local_service(
     engine: SharedEngine,
     sink: EventSink,
     clock: Clock,
-    sessions: Sessions,
-    *,
-    slots: int,
-    model: str,
-    model_name: str,
-    limits: Limits | None = None,
-    template: str | None = None,
+    serving: Serving,
+    run_id: str,
 ) -> Iterator[LocalService]:
-    """A service whose sessions end with the block; the engine is the caller's.
+    """A service whose sessions end with the block; the engine, of `serving.model`, is the caller's.
 
     The first session is opened at once, so that a configuration that cannot be opened is known before anybody asks.
     Raises what reading the model's vocabulary and opening the session raise, BadPrompt for a template that is none.
@@ -71,35 +74,35 @@ def local_service(
 
     def open_session(loaded: Engine, handle: SlotHandle) -> Session:
         return Session(
-            loaded.open(sessions.config),
-            sessions.policy,
+            loaded.open(serving.config),
+            serving.policy,
             counted,
             clock,
-            run_id=sessions.run_id,
+            run_id=run_id,
             session_id=f"slot{handle.slot}-{handle.generation}",
-            content=sessions.content,
-            evict_by=sessions.evict_by,
+            content=serving.content,
+            evict_by=serving.evict_by,
         )
 
     never = 2**62
-    idle_ns = int(sessions.idle_s * 1e9) or never
-    pool = SlotPool(slots, engine.load, open_session, clock, idle_ns=idle_ns)
+    idle_ns = int(serving.idle_s * 1e9) or never
+    pool = SlotPool(serving.slots, engine.load, open_session, clock, idle_ns=idle_ns)
     try:
-        first = pool.open(pool.load(pool.status()[0].handle, model))
+        first = pool.open(pool.load(pool.status()[0].handle, serving.model))
         with pool.lease(first) as lease:
             # Positions go no further than the model was trained for, however many rows there is room for.
             n_ctx = min(lease.session.explain().n_ctx, engine.facts.n_ctx_train)
         service = LocalService(
             engine,
-            Seats(pool, model, may_branch=sessions.policy.score_request is None),
-            read_vocabulary(model),
+            Seats(pool, serving.model, may_branch=serving.policy.score_request is None),
+            read_vocabulary(serving.model),
             counted,
-            model_name=model_name,
+            model_name=serving.model_name,
             n_ctx=n_ctx,
-            slots=slots,
+            slots=serving.slots,
             flush=sink.flush,
-            limits=limits,
-            template=template,
+            limits=serving.limits,
+            template=serving.template,
         )
         yield service
     finally:

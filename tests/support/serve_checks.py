@@ -19,7 +19,7 @@ from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.specs import parse_policy
 from kvtape.serve.engines import SharedEngine
 from kvtape.serve.local import LocalService
-from kvtape.serve.opening import Sessions, local_service
+from kvtape.serve.opening import Serving, local_service
 from kvtape.serve.requests import End, GenerationRequest, Piece, Sampling, TokenChoice
 from kvtape.serve.text_stream import TextStream
 from kvtape.testing.sink import ListSink
@@ -129,9 +129,8 @@ class Alone:
             engine.close()
 
     def _with_service(self, engine: SharedEngine, work: Callable[[LocalService], Coroutine[Any, Any, None]]) -> None:
-        sessions = Sessions(self.config, parse_policy("none"), "alone")
-        more: dict[str, Any] = {"slots": 1, "model": str(self.model), "model_name": "alone"}
-        with local_service(engine, ListSink(), MonotonicClock(), sessions, **more) as service:
+        serving = Serving(str(self.model), "alone", self.config, parse_policy("none"))
+        with local_service(engine, ListSink(), MonotonicClock(), serving, "alone") as service:
             try:
                 asyncio.run(work(service))
             finally:

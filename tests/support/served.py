@@ -14,7 +14,7 @@ from kvtape.backends.registry import open_engine
 from kvtape.planner.specs import parse_policy
 from kvtape.serve.engines import SharedEngine
 from kvtape.serve.local import Limits, LocalService
-from kvtape.serve.opening import Sessions, local_service
+from kvtape.serve.opening import Serving, local_service
 from kvtape.serve.requests import End, GenerationRequest, Piece, Sampling
 from kvtape.testing.sink import ListSink
 from support.llama_tiny import model_file
@@ -44,19 +44,18 @@ def tiny_service(
     path = model_file("llama", weights=weights)
     engine = SharedEngine(lambda: open_engine(backend, path), outlives=False)
     asked = SessionConfig(n_ctx=n_ctx, chunk=64, **config)
-    sessions = Sessions(asked, parse_policy(policy), "run", content)
+    serving = Serving(
+        model=str(path),
+        model_name="tiny",
+        config=asked,
+        policy=parse_policy(policy),
+        slots=slots,
+        content=content,
+        limits=limits,
+        template=template,
+    )
     try:
-        with local_service(
-            engine,
-            sink or ListSink(),
-            ManualClock(),
-            sessions,
-            slots=slots,
-            model=str(path),
-            model_name="tiny",
-            limits=limits,
-            template=template,
-        ) as service:
+        with local_service(engine, sink or ListSink(), ManualClock(), serving, "run") as service:
             try:
                 yield service
             finally:
