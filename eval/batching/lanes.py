@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtape.backends.batching.config import BLOCK
-from kvtape.backends.protocol import Logits
 from kvtape.backends.session import Session
 from kvtape.eval.batching.policies import DENSE
 from kvtape.eval.batching.tracks import Lane
 from kvtape.eval.candidates import Candidate
-from kvtape.eval.nll import log_softmax
+from kvtape.eval.nll import forced
 from kvtape.eval.targets import Target, World
 from kvtape.planner.blocks import PromptSegment
 from kvtape.planner.outcome import Diagnostic
@@ -67,21 +66,16 @@ def _forced(
     """`rest` of the prompt, then `tokens`: dense up to the one before `evicts.since`, under `policy` from there on."""
     nll: list[float] = []
     rows: list[int] = []
-    token = rest[-1]
-
-    def forced(logits: Logits) -> int:
-        nll.append(-float(log_softmax(logits)[token]))
-        return token
-
     session.prefill_suffix(rest, kind=_KIND)
     # The distribution of a token was computed over what is resident before anything is evicted for the token itself.
-    for i, token in enumerate(tokens):  # noqa: B007
+    for i, token in enumerate(tokens):
         rows.append(session.resident.n_tokens)
         if policy is not None and i == evicts.since - 1:
             session.set_policy(policy)
         if policy is not None and i >= evicts.since - 1:
             session.plan_now(policy.limit(evicts.peak))
-        session.decode(1, choose=forced, stop_tokens=frozenset())
+        (said,) = forced(session, [token])
+        nll.append(-float(said[token]))
     return Lane(tuple(nll), tuple(rows), _scored(session, policy))
 
 
