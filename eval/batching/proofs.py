@@ -59,12 +59,11 @@ class Proof:
 class _Dense:
     """What the same pipeline says without the option, of any tokens."""
 
-    def __init__(self, model: Path, prompt: Prompt, n_new: int, threads: int, opened: OpenPipeline) -> None:
-        blocks = -(-(len(prompt.tokens) + n_new + 1) // BLOCK) + 1
-        self._pipeline = opened(model, BatchingConfig(blocks, threads=threads))
+    def __init__(self, pipeline: Pipeline, prompt: Prompt, n_new: int) -> None:
+        self._pipeline = pipeline
         self._prompt = prompt.tokens
         self._known: dict[tuple[int, ...], np.ndarray] = {}
-        self.greedy = self._pipeline.generate(prompt.tokens, n_new)
+        self.greedy = pipeline.generate(prompt.tokens, n_new)
 
     def of(self, tokens: tuple[int, ...]) -> np.ndarray:
         """Log-probabilities of the prompt from its second token on and of `tokens` behind it."""
@@ -72,9 +71,6 @@ class _Dense:
             said = self._pipeline.generate((*self._prompt, *tokens), 1, echo=True)
             self._known[tokens] = np.array(said.prompt_log_probs)
         return self._known[tokens]
-
-    def close(self) -> None:
-        self._pipeline.close()
 
 
 def prove(
@@ -87,17 +83,18 @@ def prove(
     opened: OpenPipeline = IsolatedPipeline,
 ) -> list[Proof]:
     """One row for each case. Raises what a dense run raises; what an option does wrong is in its row."""
-    dense = _Dense(model, prompt, n_new, threads, opened)
+    blocks = -(-(len(prompt.tokens) + n_new + 1) // BLOCK) + 1
     rows = []
-    for i, case in enumerate(cases):
-        progress(i, len(cases), f"{case.option} {case.setting}")
-        run = _again if case.again else _one
-        try:
-            with opened(model, case.config) as pipeline:
-                rows.append(run(pipeline, prompt, n_new, case, dense))
-        except (EngineFault, EnvironmentProblem) as err:
-            rows.append(Proof(case, "error", err.cause if isinstance(err, EngineFault) else str(err)))
-    dense.close()
+    with opened(model, BatchingConfig(blocks, threads=threads)) as plain:
+        dense = _Dense(plain, prompt, n_new)
+        for i, case in enumerate(cases):
+            progress(i, len(cases), f"{case.option} {case.setting}")
+            run = _again if case.again else _one
+            try:
+                with opened(model, case.config) as pipeline:
+                    rows.append(run(pipeline, prompt, n_new, case, dense))
+            except (EngineFault, EnvironmentProblem) as err:
+                rows.append(Proof(case, "error", err.cause if isinstance(err, EngineFault) else str(err)))
     return _grounded(rows)
 
 
