@@ -6,7 +6,7 @@ What the pipeline would take in silence, or refuse after minutes of work, is ref
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, get_args
 
 from kvtape.backends.errors import UsageError
 from kvtape.planner.grammar import Option, SpecError, choose_name, parse_options, parse_spec
@@ -70,8 +70,7 @@ class Eviction:
         """The spec text that `read_eviction` takes."""
         parts = [f"start={self.start}", f"recent={self.recent}", f"most={self.most}"]
         given = (("aggregation", self.aggregation), ("window", self.window), ("crush", self.crush))
-        defaults = Eviction()
-        parts += [f"{name}={value}" for name, value in given if value != getattr(defaults, name)]
+        parts += [f"{name}={value}" for name, value in given if value != getattr(_DEFAULT, name)]
         parts += ["rotation=yes"] if self.rotation else []
         return f"{COMPARATOR}:{','.join(parts)}"
 
@@ -109,27 +108,16 @@ class BatchingConfig:
         if self.kv_type not in KV_TYPES:
             raise UsageError(f"{COMPARATOR} cannot store rows as {self.kv_type!r}; ask for {', '.join(KV_TYPES)}")
 
-    def properties(self) -> dict[str, str]:
-        """f32 inference without activation quantisation, and the storage type said thrice: left out it is u8."""
-        return {
-            "INFERENCE_PRECISION_HINT": "f32",
-            "EXECUTION_MODE_HINT": "ACCURACY",
-            "KV_CACHE_PRECISION": self.kv_type,
-            "KEY_CACHE_PRECISION": self.kv_type,
-            "VALUE_CACHE_PRECISION": self.kv_type,
-            "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": "1",
-            "INFERENCE_NUM_THREADS": str(self.threads),
-        }
 
+_DEFAULT: Final = Eviction()
 
 _OPTIONS = {
-    "start": Option(int, BLOCK, (1, None)),
-    "recent": Option(int, BLOCK, (1, None)),
+    "start": Option(int, _DEFAULT.start, (1, None)),
+    "recent": Option(int, _DEFAULT.recent, (1, None)),
     "most": Option(int, None, (1, None)),
-    "aggregation": Option(str, "norm_sum", get_args(Aggregation)),
-    "window": Option(int, 8, (0, None)),
-    "crush": Option(int, 0, (0, None)),
+    "aggregation": Option(str, _DEFAULT.aggregation, get_args(Aggregation)),
+    "window": Option(int, _DEFAULT.window, (0, None)),
+    "crush": Option(int, _DEFAULT.crush, (0, None)),
 }
 
 
@@ -144,4 +132,4 @@ def read_eviction(text: str, most: int | None = None) -> Eviction:
         if most is None:
             raise SpecError(f"{text}: names no most; give it in the spec (tokens) or with --budget-blocks")
         given["most"] = most
-    return Eviction(**cast("Any", given))
+    return Eviction(**given)

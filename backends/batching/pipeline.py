@@ -30,6 +30,7 @@ from kvtape.backends.errors import (
     InputRejected,
     SessionClosed,
 )
+from kvtape.backends.openvino.compiled import Profile
 from kvtape.backends.openvino.graph import last_line
 from kvtape.backends.openvino.signal_stack import kept_signal_stack
 from kvtape.backends.token_ids import check_tokens
@@ -132,11 +133,13 @@ class BatchingPipeline:
         if self._closed:
             raise SessionClosed("the pipeline is closed")
         if self._native is None:
-            genai = _genai()
+            genai, asked = _genai(), self.config
+            # The storage type is said to all three properties: left out it is u8.
+            properties = Profile(asked.kv_type, asked.kv_type, asked.threads).properties()
             try:
                 with kept_signal_stack():
                     self._native = genai.ContinuousBatchingPipeline(
-                        str(self._path), scheduler(genai, self.config), "CPU", self.config.properties()
+                        str(self._path), scheduler(genai, asked), "CPU", properties
                     )
             except (RuntimeError, IndexError) as err:
                 raise EnvironmentProblem(
