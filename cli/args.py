@@ -10,8 +10,10 @@ import typer
 __all__ = [
     "AnyModelPath",
     "AsJson",
+    "BackendSpec",
     "BlockTokens",
     "Chunk",
+    "Content",
     "LogOrTrace",
     "LogPath",
     "ModelPath",
@@ -44,6 +46,10 @@ AnyModelPath = Annotated[
     Path | None,
     typer.Option("--model", metavar="M.gguf|DIR", help="A GGUF or OpenVINO folder; default: the demo model."),
 ]
+BackendSpec = Annotated[
+    str, typer.Option("--backend", metavar="SPEC", help="llama, openvino or reference[:key=value,...].")
+]
+Content = Annotated[bool, typer.Option("--content", help="Store token ids (default: keyed hashes only).")]
 SessionId = Annotated[str | None, typer.Option("--session", metavar="S", help="Only this session.", show_default=False)]
 NewLog = Annotated[Path, typer.Option("--out", metavar="NEW", help="The new log; must not exist.", show_default=False)]
 Threads = Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")]

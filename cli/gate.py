@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvtape.cli.args import AnyModelPath, AsJson, Chunk, Threads
+from kvtape.cli.args import AnyModelPath, AsJson, BackendSpec, Chunk, Threads
 from kvtape.cli.precision import Flash, KvType, Uncertified
 
 __all__ = ["gate"]
@@ -25,9 +25,7 @@ def gate(
         ),
     ] = None,
     model: AnyModelPath = None,
-    backend: Annotated[
-        str, typer.Option("--backend", metavar="SPEC", help="llama, openvino or reference[:key=value,...].")
-    ] = "llama",
+    backend: BackendSpec = "llama",
     workload: Annotated[
         list[str] | None,
         typer.Option(

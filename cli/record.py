@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AnyModelPath, AsJson, Chunk, Threads
+from kvtape.cli.args import AnyModelPath, AsJson, BackendSpec, Chunk, Content, Threads
 from kvtape.cli.deferral import DeferPrefill
 from kvtape.cli.isolation import Deadline, Isolate
 from kvtape.cli.precision import Flash, KvType, Uncertified
@@ -31,9 +31,7 @@ SESSION_ID = "main"
 def record(
     log: Annotated[Path, typer.Option("--log", metavar="L", help="The log to write, not there yet; or a log folder.")],
     model: AnyModelPath = None,
-    backend: Annotated[
-        str, typer.Option("--backend", metavar="SPEC", help="llama, openvino or reference[:key=value,...].")
-    ] = "llama",
+    backend: BackendSpec = "llama",
     policy: Annotated[
         str,
         typer.Option("--policy", metavar="SPEC", help="What to keep: none, stream:sink=N,recent=N, class:budget=N."),
@@ -53,7 +51,7 @@ def record(
         str | None, typer.Option("--chat", metavar="F", help="JSON lines {role, content}; - for stdin.")
     ] = None,
     decode: Annotated[int, typer.Option("--decode", metavar="N", min=0, help="Tokens to generate each turn.")] = 64,
-    content: Annotated[bool, typer.Option("--content", help="Store token ids (default: keyed hashes only).")] = False,
+    content: Content = False,
     cold_tokens: Annotated[
         int, typer.Option("--cold-tokens", metavar="N", min=0, help="Budget of the cold store, tokens.")
     ] = 0,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AnyModelPath, Chunk, Threads
+from kvtape.cli.args import AnyModelPath, BackendSpec, Chunk, Content, Threads
 from kvtape.cli.isolation import Deadline, Isolate
 from kvtape.cli.precision import Flash, KvType, Uncertified
 
@@ -36,9 +36,7 @@ def serve(
         Path, typer.Option("--log", metavar="DIR", help="Log folder, made when it is not there; a segment a start.")
     ],
     model: AnyModelPath = None,
-    backend: Annotated[
-        str, typer.Option("--backend", metavar="SPEC", help="llama, openvino or reference[:key=value,...].")
-    ] = "llama",
+    backend: BackendSpec = "llama",
     policy: Annotated[
         str, typer.Option("--policy", metavar="SPEC", help="What to keep: none, stream:sink=N,recent=N, ...")
     ] = "none",
@@ -66,7 +64,7 @@ def serve(
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", metavar="F", help="A jinja template instead of the model's.")
     ] = None,
-    content: Annotated[bool, typer.Option("--content", help="Store token ids (default: keyed hashes only).")] = False,
+    content: Content = False,
     cold_tokens: Annotated[
         int, typer.Option("--cold-tokens", metavar="N", min=0, help="Budget of each slot's cold store, tokens.")
     ] = 0,
