@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvtape.traces.sidecar import fsync_dir
+from kvtape.traces.sidecar import replace_file
 
 __all__ = ["alone", "data_file", "write_whole"]
 
@@ -32,21 +32,11 @@ def write_whole(path: Path, text: str) -> None:
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    # Two processes that write one file must not rename each other's half.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
-        with temporary.open("w", encoding="utf-8") as handle:
-            handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
-        temporary.replace(path)
-        fsync_dir(path.parent)
+        # Two processes that write one file must not rename each other's half.
+        replace_file(path, text, beside=f".{os.getpid()}.new")
     except OSError as err:
-        temporary.unlink(missing_ok=True)
         raise OSError(err.errno, err.strerror, str(path)) from None
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager

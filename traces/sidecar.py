@@ -56,9 +56,12 @@ def write_head(log: Path, head: Head) -> None:
     replace_file(head_path(log), text)
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Give `path` a new content, durable on return; a crash leaves the old one or the new one."""
-    temporary = path.with_name(path.name + ".new")
+def replace_file(path: Path, text: str, *, beside: str = ".new") -> None:
+    """Give `path` a new content, durable on return; a crash leaves the old one or the new one.
+
+    It is written to a file beside it first, whose name ends with `beside`.
+    """
+    temporary = path.with_name(path.name + beside)
     try:
         with temporary.open("w", encoding="utf-8") as handle:
             handle.write(text)
