@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kvtape.backends.errors import UsageError
 from kvtape.backends.user_files import alone, data_file, write_whole
 from kvtape.capacity.model import read_model
+from kvtape.traces.sidecar import file_digest
 
 __all__ = [
     "MODELS_VARIABLE",
@@ -102,8 +103,7 @@ def file_hash(path: Path) -> str:
             files = sorted(p for p in path.rglob("*") if p.is_file())
             told = "".join(f"{p.relative_to(path).as_posix()} {file_hash(p)}\n" for p in files)
             return hashlib.sha256(told.encode()).hexdigest()
-        with path.open("rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
+        return file_digest(path)
     except OSError as err:
         raise UsageError(f"{path}: cannot be read ({err.strerror}); give the path of a model") from None
 
