@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from kvtape.backends.errors import UnsupportedOperation
 from kvtape.backends.feasible import check_policy, check_precision, may_recompute
-from kvtape.backends.protocol import Clock, Engine, EventSink, SessionConfig
+from kvtape.backends.protocol import Backend, Clock, Engine, EventSink, SessionConfig
 from kvtape.backends.session import Session
 from kvtape.backends.sinks import WatchingSink
 from kvtape.planner.rows import TrialRow
@@ -86,6 +86,12 @@ class World:
         Raises UsageError, UnsupportedOperation, EnvironmentProblem.
         """
         backend = target.engine.open(replace(target.config, n_ctx=n_ctx))
+        return self.session_on(backend, policy, session_id, sink, evict_by=target.evict_by, **(extra or {}))
+
+    def session_on(
+        self, backend: Backend, policy: PolicySpec, session_id: str, sink: EventSink | None = None, **extra: Any
+    ) -> Session:
+        """As `session`, on a backend that is open; one that takes no session is closed."""
         try:
             return Session(
                 backend,
@@ -95,8 +101,7 @@ class World:
                 run_id=self.run_id,
                 session_id=session_id,
                 content=self.content,
-                evict_by=target.evict_by,
-                **(extra or {}),
+                **extra,
             )
         except BaseException:
             backend.close()

@@ -51,14 +51,7 @@ class Bench:
         asked = {**self.config.options, **dict(options)}
         config = replace(self.config, n_ctx=n_ctx, cold_budget_tokens=cold_tokens, options=asked)
         backend = self.engine.open(config)
-        try:
-            session = Session(
-                backend, parse_policy(policy), sink or NullSink(), self.clock, run_id="certify", session_id="certify"
-            )
-        except BaseException:
-            backend.close()
-            raise
-        with session:
+        with self.world().session_on(backend, parse_policy(policy), "certify", sink) as session:
             yield session, backend
 
 
