@@ -6,7 +6,6 @@ one or the new one. A damaged one is an error that names it, never an empty one:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,10 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
 from kvtape.backends.errors import UsageError
 from kvtape.backends.proofs.rows import Kind, ProofRow
+from kvtape.backends.user_documents import Document, document_text, parse_document
 from kvtape.backends.user_files import alone, data_file, write_whole
 
 __all__ = ["PROOFS_VARIABLE", "Proofs", "add_rows", "open_proofs", "proofs_path", "read_rows", "shipped_rows"]
@@ -26,10 +24,7 @@ PROOFS_VARIABLE: Final = "KVTAPE_PROOFS"
 _SCHEMA: Final = "kvtape.proofs/1"
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    schema_name: str = Field(alias="schema")
+class _Document(Document):
     rows: tuple[ProofRow, ...]
 
 
@@ -100,10 +95,7 @@ def add_rows(rows: Iterable[ProofRow], path: Path | None = None) -> Path:
 
 def document(rows: Sequence[ProofRow]) -> str:
     """The text of a document: one row a line, so that a difference of two can be read."""
-    lines = ",\n".join(
-        json.dumps(row.model_dump(exclude_defaults=True), sort_keys=True, ensure_ascii=False) for row in rows
-    )
-    return f'{{"schema": "{_SCHEMA}", "rows": [\n{lines}\n]}}\n'
+    return document_text(_SCHEMA, "rows", rows)
 
 
 @cache
@@ -114,14 +106,4 @@ def shipped_rows() -> tuple[ProofRow, ...]:
 
 
 def _parse(text: str, where: str) -> tuple[ProofRow, ...]:
-    try:
-        found = _Document.model_validate_json(text)
-    except ValidationError as err:
-        first = err.errors()[0]
-        at = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise UsageError(
-            f"{where}: no document of proofs ({at}: {first['msg']}); restore the file or remove it"
-        ) from None
-    if found.schema_name != _SCHEMA:
-        raise UsageError(f"{where}: schema {found.schema_name!r}, this kvtape reads {_SCHEMA}; upgrade kvtape")
-    return found.rows
+    return parse_document(_Document, text, schema=_SCHEMA, where=where, what="document of proofs").rows

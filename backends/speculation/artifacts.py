@@ -7,16 +7,16 @@ session is never just whatever lies at a path.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from kvtape.backends.errors import UsageError
+from kvtape.backends.user_documents import Document, document_text, parse_document
 from kvtape.backends.user_files import alone, data_file, write_whole
 from kvtape.capacity.model import read_model
 from kvtape.traces.sidecar import file_digest
@@ -58,10 +58,7 @@ class Artifact(BaseModel):
     role: Role
 
 
-class _Document(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    schema_name: str = Field(alias="schema")
+class _Document(Document):
     models: tuple[Artifact, ...]
 
 
@@ -72,23 +69,16 @@ class _Place:
     def read(self) -> tuple[Artifact, ...]:
         if not self.path.exists():
             return ()
-        remedy = "restore the file or remove it"
         try:
-            found = _Document.model_validate_json(self.path.read_text(encoding="utf-8"))
+            text = self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as err:
-            raise UsageError(f"{self.path}: the models cannot be read ({err}); {remedy}") from None
-        except ValidationError as err:
-            first = err.errors()[0]
-            at = ".".join(str(part) for part in first["loc"]) or "the document"
-            raise UsageError(f"{self.path}: no list of models ({at}: {first['msg']}); {remedy}") from None
-        if found.schema_name != _SCHEMA:
-            raise UsageError(f"{self.path}: schema {found.schema_name!r}, this kvtape reads {_SCHEMA}; upgrade kvtape")
-        return found.models
+            raise UsageError(f"{self.path}: the models cannot be read ({err}); restore the file or remove it") from None
+        where, what = str(self.path), "list of models"
+        return parse_document(_Document, text, schema=_SCHEMA, where=where, what=what).models
 
     def write(self, models: Sequence[Artifact]) -> None:
         rows = sorted(models, key=lambda m: m.name)
-        lines = ",\n".join(json.dumps(row.model_dump(), sort_keys=True, ensure_ascii=False) for row in rows)
-        write_whole(self.path, f'{{"schema": "{_SCHEMA}", "models": [\n{lines}\n]}}\n')
+        write_whole(self.path, document_text(_SCHEMA, "models", rows))
 
 
 def models_path() -> Path:
