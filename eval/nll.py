@@ -87,8 +87,8 @@ def log_softmax(logits: Logits) -> LogProbs:
 
 
 def kl_divergence(dense: LogProbs, other: LogProbs) -> float:
-    """KL(dense || other) of two log-probability vectors, nats; never below 0."""
-    return max(0.0, float(np.dot(np.exp(dense), dense - other)))
+    """KL(dense || other) of two log-probability vectors, nats; never below 0. Not a number where one in them is not."""
+    return float(np.maximum(0.0, np.dot(np.exp(dense), dense - other)))
 
 
 def stretches(n_tokens: int, size: int) -> Iterator[tuple[int, int]]:

@@ -49,9 +49,10 @@ class Smoke:
             return f"other tokens were generated in {self.parted} conversations of the quality smoke"
         if not self.checkpoints:
             return "nothing was generated to compare"
-        if self.kl > LIMITS["kl"]:
+        # Negated, so that a mean that is not a number is beyond its limit.
+        if not self.kl <= LIMITS["kl"]:
             return f"mean KL {self.kl:.4g} is above {LIMITS['kl']}"
-        if abs(self.nll_delta) > LIMITS["nll_delta"]:
+        if not abs(self.nll_delta) <= LIMITS["nll_delta"]:
             return f"NLL differs by {self.nll_delta:+.4g}, more than {LIMITS['nll_delta']}"
         if self.top1 < LIMITS["top1"]:
             return f"the likeliest token agrees in {self.top1:.3f}, less than {LIMITS['top1']}"

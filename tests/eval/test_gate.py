@@ -118,6 +118,8 @@ def test_what_never_came_into_play_is_not_let_through() -> None:
     [
         ({"kl": 2 * LIMITS["kl"]}, "mean KL 0.02 is above 0.01"),
         ({"nll_delta": -0.03}, "NLL differs by -0.03, more than 0.02"),
+        ({"kl": math.nan, "nll_delta": math.nan}, "mean KL nan is above 0.01"),
+        ({"nll_delta": math.nan}, "NLL differs by +nan, more than 0.02"),
         ({"top1": 0.5}, "the likeliest token agrees in 0.500, less than 0.9"),
         ({"checkpoints": 0}, "nothing was generated to compare"),
         ({"parted": 1}, "other tokens were generated in 1 conversations of the quality smoke"),

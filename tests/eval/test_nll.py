@@ -178,6 +178,12 @@ def test_divergence_is_zero_of_itself_and_never_negative(a: np.ndarray, b: np.nd
     assert kl_divergence(p, q) == pytest.approx(float(np.sum(np.exp(p) * (p - q))), abs=1e-9)
 
 
+def test_divergence_is_no_number_where_a_logit_is_none() -> None:
+    fine, broken = log_softmax(np.zeros(4, np.float32)), log_softmax(np.array([0, np.nan, 0, 0], np.float32))
+    for pair in ((fine, broken), (broken, fine), (broken, broken)):
+        assert np.isnan(kl_divergence(*pair))
+
+
 def test_bad_texts_and_budgets_are_refused_before_anything_runs(target: Target) -> None:
     policies = candidates_of(["stream:sink=4,recent=252"], [])
     with pytest.raises(UsageError, match="the text has 1 tokens; at least 2"):
