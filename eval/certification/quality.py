@@ -16,7 +16,7 @@ from kvtape.eval.candidates import Candidate
 from kvtape.eval.certification.bench import Bench
 from kvtape.eval.certification.thresholds import judged
 from kvtape.eval.needle import NeedleTask, prepare, run_needle
-from kvtape.eval.nll import forced
+from kvtape.eval.nll import forced, kl_divergence
 from kvtape.eval.places import Regions
 from kvtape.planner.specs import parse_policy
 
@@ -57,10 +57,10 @@ def compared(best: Predictions, other: Predictions) -> tuple[float, float, float
 
     KL in float64 over the kept float32 log-probabilities, never below 0.
     """
-    wide, narrow = best.log_probs.astype(np.float64), other.log_probs.astype(np.float64)
-    kl = np.maximum(0.0, (np.exp(wide) * (wide - narrow)).sum(axis=1))
+    pairs = zip(best.log_probs, other.log_probs, strict=True)
+    kl = np.mean([kl_divergence(a.astype(np.float64), b.astype(np.float64)) for a, b in pairs])
     same = best.log_probs.argmax(axis=1) == other.log_probs.argmax(axis=1)
-    return other.mean_nll - best.mean_nll, float(kl.mean()), float(same.mean())
+    return other.mean_nll - best.mean_nll, float(kl), float(same.mean())
 
 
 def quality(
