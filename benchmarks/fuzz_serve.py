@@ -22,25 +22,13 @@ from typing import Any
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-    unsupported_method,
-)
 
 from kvtape.cli.models import demo_model
 
-CHECKS = [
-    not_a_server_error,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-    unsupported_method,
-]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.drawn_requests import CHECKS, make_right
+
 POSTS = ("/v1/chat/completions", "/v1/completions")
 GETS = ("/v1/models", "/v1/models/{model}", "/health", "/metrics")
 
@@ -66,19 +54,6 @@ def main() -> int:
     return 0 if server.returncode == 0 else 1
 
 
-def mended(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without what the document allows and a rule between two fields does not: most draws would end there."""
-    messages = [m | {"content": "x" if m.get("content") is None else m["content"]} for m in body.get("messages", [])]
-    out = body | ({"messages": messages} if messages else {})
-    if not out.get("logprobs") and "top_logprobs" in out:
-        del out["top_logprobs"]
-    if not out.get("max_tokens") and not out.get("max_completion_tokens"):
-        out["max_tokens"] = 2
-    if out.get("max_completion_tokens"):
-        out["max_completion_tokens"] = 2
-    return out
-
-
 def run(strategy: Any, n: int, number: int, *, mends: bool) -> Counter[int]:
     """Statuses of `n` requests; `mends` three of four."""
     seen: Counter[int] = Counter()
@@ -90,12 +65,8 @@ def run(strategy: Any, n: int, number: int, *, mends: bool) -> Counter[int]:
     )
     @given(strategy)
     def ask(case: Any) -> None:
-        # An answer without a limit goes on until the context is full.
-        if mends and isinstance(case.body, dict):
-            case.body["max_tokens"] = 2
-            case.body.pop("max_completion_tokens", None)
-        if mends and isinstance(case.body, dict) and next(count) % 4:
-            case.body = mended(case.body)
+        if mends:
+            make_right(case, count, 2)
         response = case.call(timeout=120)
         seen[response.status_code] += 1
         case.validate_response(response, checks=CHECKS)

@@ -10,27 +10,12 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-    unsupported_method,
-)
 
 from kvtape.serve.local import Limits
+from support.drawn_requests import CHECKS, make_right
 from support.http_server import served
 from support.served import tiny_service
 
-CHECKS = [
-    not_a_server_error,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-    unsupported_method,
-]
 CASES = 40
 OPERATIONS = (
     ("POST", "/v1/chat/completions"),
@@ -40,20 +25,6 @@ OPERATIONS = (
     ("GET", "/health"),
     ("GET", "/metrics"),
 )
-
-
-def mended(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without what the document allows and a rule between two fields does not: most draws would end there."""
-    messages = [m | {"content": "x" if m.get("content") is None else m["content"]} for m in body.get("messages", [])]
-    out = body | ({"messages": messages} if messages else {})
-    out.pop("tools", None)
-    if not out.get("logprobs") and "top_logprobs" in out:
-        del out["top_logprobs"]
-    if not out.get("max_tokens") and not out.get("max_completion_tokens"):
-        out["max_tokens"] = 2
-    if out.get("max_completion_tokens"):
-        out["max_completion_tokens"] = 2
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +54,8 @@ def test_no_answer_is_outside_the_document(document: Any, method: str, path: str
     )
     @given(operation.as_strategy(generation_mode=mode))
     def fuzz(case: Any) -> None:
-        # An answer without a limit goes on until the context is full.
-        if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
-            case.body["max_tokens"] = 8
-            case.body.pop("max_completion_tokens", None)
-        if mode is GenerationMode.POSITIVE and isinstance(case.body, dict) and next(count) % 4:
-            case.body = mended(case.body)
+        if mode is GenerationMode.POSITIVE:
+            make_right(case, count, 8, without=["tools"])
         response = case.call()
         seen.add(response.status_code)
         case.validate_response(response, checks=CHECKS)
