@@ -7,7 +7,7 @@ the number of cores too). Of the same thing the newest row counts, also where an
 
 from __future__ import annotations
 
-from kvtape.backends.proofs.knobs import precision_subject
+from kvtape.backends.proofs.knobs import asked_options, precision_subject
 from kvtape.backends.proofs.machine import speed_class
 from kvtape.backends.proofs.rows import ProofRow
 from kvtape.backends.proofs.store import Proofs, open_proofs
@@ -78,9 +78,7 @@ def gate_command(optimisation: str, engine: str, facts: ModelFacts, config: Sess
     """The command that would ask the gate for this cell."""
     cell = optimisation.partition(",file=")[0]  # the hash of a draft's file is found by its name
     threads = f" --threads {config.threads}" if config.threads != 1 else ""
-    k, v = config.kv_type_k, config.kv_type_v
-    knob = ""
+    backend, knob = engine, ""
     if precision_subject(engine, config) is not None:
-        flash = f" --flash {config.flash_attention}" if engine == "llama" else ""
-        knob = f" --kv-type {k if k == v else f'{k}/{v}'}{flash}"
-    return f"kvtape gate --model {facts.path} --backend {engine} --cell {cell}{threads}{knob}"
+        backend, knob = asked_options(engine, config)
+    return f"kvtape gate --model {facts.path} --backend {backend} --cell {cell}{threads}{knob}"

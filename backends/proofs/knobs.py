@@ -11,7 +11,7 @@ from typing import Final
 
 from kvtape.backends.protocol import ModelFacts, SessionConfig
 
-__all__ = ["BASE", "BASE_TEXTS", "Precision", "certify_command", "knob_text", "precision_subject"]
+__all__ = ["BASE", "BASE_TEXTS", "Precision", "asked_options", "certify_command", "knob_text", "precision_subject"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def knob_text(engine: str, config: SessionConfig) -> str:
     """The precision of an effective configuration: `k=q8_0,v=f16,fa=on`, `k=u8,v=u8`, `k=u8,v=u8,inference=bf16`."""
     text = f"k={config.kv_type_k},v={config.kv_type_v}"
     if engine == "llama":
-        return f"{text},fa={_flash(config.flash_attention)}"
+        return f"{text},fa={config.flash_attention}"
     inference = config.options.get("inference", "f32") if engine == "openvino" else "f32"
     return text if inference in ("auto", "f32") else f"{text},inference={inference}"
 
@@ -54,13 +54,16 @@ def precision_subject(engine: str, config: SessionConfig) -> str | None:
 
 def certify_command(engine: str, facts: ModelFacts, config: SessionConfig) -> str:
     """The command that would certify this knob."""
+    backend, options = asked_options(engine, config)
+    return f"kvtape certify --model {facts.path} --backend {backend}{options}"
+
+
+def asked_options(engine: str, config: SessionConfig) -> tuple[str, str]:
+    """How a command asks for the knob of an effective configuration: its `--backend`, and the options behind it."""
     k, v = config.kv_type_k, config.kv_type_v
-    kv = k if k == v else f"{k}/{v}"
     _, _, inference = knob_text(engine, config).partition(",inference=")
-    backend = f"{engine}:inference={inference}" if inference else engine
-    flash = f" --flash {_flash(config.flash_attention)}" if engine == "llama" else ""
-    return f"kvtape certify --model {facts.path} --backend {backend} --kv-type {kv}{flash}"
-
-
-def _flash(value: bool | str) -> str:
-    return value if isinstance(value, str) else "on" if value else "off"
+    flash = f" --flash {config.flash_attention}" if engine == "llama" else ""
+    return (
+        f"{engine}:inference={inference}" if inference else engine,
+        f" --kv-type {k if k == v else f'{k}/{v}'}{flash}",
+    )

@@ -59,6 +59,9 @@ def test_the_command_names_what_the_row_would_be_found_by() -> None:
     packed = replace(CONFIG, kv_type_k="q8_0", flash_attention="on")
     told = problem(config=packed, optimisation="draft:model=small,tokens=4,file=0123456789ab") or ""
     assert told.endswith("--cell draft:model=small,tokens=4 --kv-type q8_0/f16 --flash on")
+    wide = replace(CONFIG, kv_type_k="u8", kv_type_v="u8", options={"inference": "bf16"})
+    told = problem(config=wide, engine="openvino") or ""
+    assert told.endswith("--backend openvino:inference=bf16 --cell deferred-prefill --kv-type u8")
 
 
 @pytest.mark.parametrize(
