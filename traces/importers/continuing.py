@@ -12,7 +12,7 @@ from kvtape.traces.folder import new_segment, segments
 from kvtape.traces.importers.marks import Mark, Place, go_on, read_again, read_mark, source_id
 from kvtape.traces.importers.protocol import Reader
 from kvtape.traces.importers.registry import READERS
-from kvtape.traces.importers.tail import FileTail, PipeTail, Tail
+from kvtape.traces.importers.tail import PipeTail, Tail
 from kvtape.traces.reader import open_log
 from kvtape.traces.seal import seal_log
 from kvtape.traces.writer import LogWriter
@@ -63,7 +63,7 @@ def _pipe(log: Path) -> Beginning:
 
 def _single(path: Path, log: Path, wanted: Mark) -> Beginning:
     if not _is_there(log):
-        return Beginning(log, FileTail(path), Place(), wanted.source)
+        return Beginning(log, Place().tail(path), Place(), wanted.source)
     mark = read_mark(log)
     if mark is not None and _key(mark) != _key(wanted):
         raise TraceError(f"{log}: follows another file, format or --content; give the command it was begun with")
@@ -73,8 +73,8 @@ def _single(path: Path, log: Path, wanted: Mark) -> Beginning:
             f"{path}: what {log} was made of is not there any more, nor beside it under a longer name; end the log "
             f"with `kvtape repair {log} --out NEW`, and follow into another one"
         )
-    tail = FileTail(path, place.before, place.start)
-    return Beginning(log, tail, place, wanted.source, resume=True, note=f"{log} goes on where it stopped")
+    note = f"{log} goes on where it stopped"
+    return Beginning(log, place.tail(path), place, wanted.source, resume=True, note=note)
 
 
 def _is_there(log: Path) -> bool:
@@ -105,22 +105,20 @@ def _key(mark: Mark) -> tuple[str, str, bool]:
 def _in_folder(path: Path, folder: Path, wanted: Mark) -> Beginning:
     found = _last_of(folder, wanted)
     if found is None:
-        return Beginning(new_segment(folder), FileTail(path), Place(), wanted.source, in_folder=True)
+        return Beginning(new_segment(folder), Place().tail(path), Place(), wanted.source, in_folder=True)
     segment, mark = found
     if not _sealed(segment):
         place = read_again(path, mark)
         if place is not None:
             note = f"{segment} goes on where it stopped"
-            tail = FileTail(path, place.before, place.start)
-            return Beginning(segment, tail, place, wanted.source, resume=True, in_folder=True, note=note)
+            return Beginning(segment, place.tail(path), place, wanted.source, resume=True, in_folder=True, note=note)
         seal_log(LogWriter.resume(segment))  # its sessions are without an end, like those of any recorder that died
     place = go_on(path, mark)
     note = f"goes on behind line {mark.line}, where {segment.name} ends"
     if place is None:
         note = f"the file in which {segment.name} ends is gone: {path} is followed from its beginning"
         place = Place()
-    tail = FileTail(path, place.before, place.start)
-    return Beginning(new_segment(folder), tail, place, wanted.source, in_folder=True, note=note)
+    return Beginning(new_segment(folder), place.tail(path), place, wanted.source, in_folder=True, note=note)
 
 
 def _last_of(folder: Path, wanted: Mark) -> tuple[Path, Mark] | None:

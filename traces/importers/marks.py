@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from kvtape.traces.errors import LogUnreadable
 from kvtape.traces.importers.feed import LineFeed, Part
-from kvtape.traces.importers.tail import Extent
+from kvtape.traces.importers.tail import Extent, FileTail
 from kvtape.traces.sidecar import replace_file
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class Place:
     line: int = 0
     skipped: int = 0
     digest: _Hash | None = None
+
+    def tail(self, path: Path) -> FileTail:
+        """Of the followed file, from here on."""
+        return FileTail(path, self.before, self.start)
 
     def feed(self) -> LineFeed:
         return LineFeed(self.line, self.skipped, None if self.digest is None else self.digest.copy())
