@@ -103,10 +103,6 @@ class ProofRow(BaseModel):
         """What came of one ability: refused, fail or pass, the worst of its measures; None where it has none."""
         return verdict_of([m for m in self.measures if m.ability == name])
 
-    def same_subject(self, other: ProofRow) -> bool:
-        """Whether both speak of the same thing on the same engine, model and machine class."""
-        return self.place == other.place
-
     @property
     def place(self) -> tuple[str, ...]:
         """What a row is found by."""
