@@ -5,8 +5,6 @@ Asked before anything is written, and of the policy again when it changes.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kvtape.backends.errors import UnsupportedOperation, UsageError
 from kvtape.backends.proofs.knobs import BASE, Precision, precision_subject
 from kvtape.backends.protocol import Backend, Clairvoyant
@@ -51,24 +49,22 @@ def check_policy(
     *,
     evict_by: str = "native",
     allow_recompute: bool | None = None,
-    precision: Precision | None = None,
+    precision: Precision = BASE,
 ) -> None:
     """Raises SpecError for spans that do not fit the context, UnsupportedOperation for a way that is not there.
 
     What was asked for by name must be there; a policy that leaves the way open may find none and say so.
     `precision`: what `check_precision` said, where it was asked.
     """
-    withheld = precision.withheld if precision is not None else {}
     policy.check_context(backend.n_ctx)
-    able = replace(backend.capabilities, **dict.fromkeys(withheld, False))
-    ways = policy.ways(able, may_recompute(backend, evict_by, allow_recompute))
+    ways = policy.ways(precision.left_of(backend.capabilities), may_recompute(backend, evict_by, allow_recompute))
     if not policy.evicts:
         return
     if policy.score_request is not None and policy.score_request.kind == "later":
         require_clairvoyant(backend)
     if policy.positions == "rebased" and not ways:
         why = (
-            withheld.get("position_shift")
+            precision.withheld.get("position_shift")
             or backend.refusal("position_shift")
             or backend.refusal("remove_middle")
             or "no way to carry it out"

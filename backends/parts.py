@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from kvtape.backends.catalog import BlockCatalog
@@ -77,9 +77,7 @@ class Parts:
     @property
     def capabilities(self) -> Capabilities:
         """The backend's, less what its precision did not pass certification for."""
-        if not self.precision.withheld:
-            return self.backend.capabilities
-        return replace(self.backend.capabilities, **dict.fromkeys(self.precision.withheld, False))
+        return self.precision.left_of(self.backend.capabilities)
 
     def refusal(self, capability: str) -> str | None:
         """Why a capability is false; None where it is true."""

@@ -6,10 +6,11 @@ flash attention. OpenVINO: f32 rows and f32 inference. Backends without a knob (
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvtape.backends.protocol import ModelFacts, SessionConfig
+from kvtape.planner.capabilities import Capabilities
 
 __all__ = ["BASE", "BASE_TEXTS", "Precision", "asked_options", "certify_command", "knob_text", "precision_subject"]
 
@@ -24,6 +25,10 @@ class Precision:
     subject: str | None
     certified: bool
     withheld: dict[str, str] = field(default_factory=dict)
+
+    def left_of(self, able: Capabilities) -> Capabilities:
+        """What a session may use of what its backend can."""
+        return replace(able, **dict.fromkeys(self.withheld, False)) if self.withheld else able
 
 
 BASE: Final = Precision(None, certified=False)
