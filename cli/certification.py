@@ -11,7 +11,6 @@ from typing import Any
 from kvtape.backends.clock import MonotonicClock, WallClock, utc_day
 from kvtape.backends.errors import UsageError
 from kvtape.backends.isolated.engine import open_isolated
-from kvtape.backends.proofs.log_rows import log_rows
 from kvtape.backends.proofs.machine import machine_class
 from kvtape.backends.proofs.rows import ProofRow
 from kvtape.backends.proofs.store import add_rows, proofs_path, read_rows
@@ -20,6 +19,7 @@ from kvtape.cli.models import demo_model
 from kvtape.cli.output import Section, emit, note
 from kvtape.cli.progress import progress
 from kvtape.cli.prompts import read_text
+from kvtape.cli.proof_log import proof_writer
 from kvtape.cli.recording import recording, require_new, run_row
 from kvtape.eval.certification.catalog import Knob, chosen_knobs
 from kvtape.eval.certification.certifying import Certifier
@@ -141,14 +141,10 @@ def _keeper(asked: Asked, config: dict[str, Any], version: str) -> Iterator[Call
     clock = MonotonicClock()
     run = run_row("live", config, {engine: version}, clock.now_ns(), prefix="certify")
     with recording(asked.log, run, clock) as recorder:
-        numbered = 0
+        write = proof_writer(recorder)
 
         def keep_in_log(row: ProofRow, new: bool) -> None:
-            nonlocal numbered
             keep(row, new)
-            of_row = log_rows(run.run_id, [row], numbered)
-            recorder.add_certifications(of_row)
-            recorder.flush()
-            numbered += len(of_row)
+            write(row)
 
         yield keep_in_log

@@ -10,7 +10,6 @@ from typing import Any
 
 from kvtape.backends.clock import MonotonicClock, WallClock, utc_day
 from kvtape.backends.errors import UnsupportedOperation, UsageError
-from kvtape.backends.proofs.log_rows import log_rows
 from kvtape.backends.proofs.machine import speed_class
 from kvtape.backends.proofs.rows import ProofRow
 from kvtape.backends.proofs.store import add_rows, proofs_path
@@ -21,6 +20,7 @@ from kvtape.cli.output import Section, emit, note
 from kvtape.cli.precision import as_asked, with_precision
 from kvtape.cli.progress import progress
 from kvtape.cli.prompts import read_chat
+from kvtape.cli.proof_log import proof_writer
 from kvtape.cli.recording import recording, require_new, run_row
 from kvtape.eval.gate.arms import Meter, ProcessClock
 from kvtape.eval.gate.cells import Cell
@@ -196,14 +196,10 @@ def _world(
         yield World(NullSink(), clock, run.run_id), keep
         return
     with recording(asked.log, run, clock) as recorder:
-        numbered = 0
+        write = proof_writer(recorder)
 
         def keep_in_log(row: ProofRow) -> None:
-            nonlocal numbered
             keep(row)
-            of_row = log_rows(run.run_id, [row], numbered)
-            recorder.add_certifications(of_row)
-            recorder.flush()
-            numbered += len(of_row)
+            write(row)
 
         yield World(recorder, clock, run.run_id, asked.content), keep_in_log
