@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from kvtape.backends.clock import ManualClock
 from kvtape.backends.errors import (
-    Cancelled,
-    ChoiceFailed,
     ContextOverflow,
     InputRejected,
-    SessionBusy,
-    SessionClosed,
-    SessionFatal,
     UnknownBlock,
     UnsupportedOperation,
     UsageError,
@@ -25,29 +18,17 @@ from kvtape.backends.errors import (
 from kvtape.backends.session import Session
 from kvtape.planner.blocks import MissingRanges, PromptSegment
 from kvtape.planner.capabilities import Capabilities
-from kvtape.planner.events import Event, Op, Placement, Way
+from kvtape.planner.events import Op, Placement, Way
 from kvtape.planner.ranges import Range
 from kvtape.planner.residency import fold
 from kvtape.planner.specs import SpecError, parse_policy
 from kvtape.testing.sink import ListSink
-from kvtape.testing.toy import TOY_CAPABILITIES, ToyBackend
-from kvtape.traces.errors import LogWriteFailed
-from support.toys import toy_backend
-
-
-def make(policy: str = "none", **backend: object) -> tuple[Session, ToyBackend, ListSink]:
-    toy = toy_backend(**backend)  # type: ignore[arg-type]
-    sink = ListSink()
-    session = Session(toy, parse_policy(policy), sink, ManualClock(), run_id="r", session_id="s")
-    return session, toy, sink
-
-
-def ops(sink: ListSink) -> list[str]:
-    return [str(e.op) for e in sink.events]
+from kvtape.testing.toy import TOY_CAPABILITIES
+from support.toys import ops, toy_backend, toy_session
 
 
 def test_golden_divergence_reuses_three_of_six() -> None:
-    session, _, sink = make()
+    session, _, sink = toy_session()
     session.ensure_prefix([1, 2, 3, 4, 5, 6])
     status = session.ensure_prefix([1, 2, 3, 24, 25, 26])
     assert (status.reused, status.prefilled, status.dropped, status.forgotten) == (3, 3, 3, 0)
@@ -55,7 +36,7 @@ def test_golden_divergence_reuses_three_of_six() -> None:
 
 
 def test_identical_prompt_computes_one_token() -> None:
-    session, _, _ = make(n_ctx=128, chunk=128)
+    session, _, _ = toy_session(n_ctx=128, chunk=128)
     prompt = [i % 60 for i in range(85)]
     session.ensure_prefix(prompt)
     status = session.ensure_prefix(prompt)
@@ -63,7 +44,7 @@ def test_identical_prompt_computes_one_token() -> None:
 
 
 def test_identical_prompt_without_logits_computes_nothing_and_still_counts() -> None:
-    session, _, sink = make()
+    session, _, sink = toy_session()
     session.ensure_prefix([1, 2, 3])
     status = session.ensure_prefix([1, 2, 3], need_logits=False)
     assert (status.reused, status.prefilled) == (3, 0)
@@ -72,7 +53,7 @@ def test_identical_prompt_without_logits_computes_nothing_and_still_counts() -> 
 
 
 def test_prompt_longer_than_the_context_streams_and_keeps_sinks_and_recent() -> None:
-    session, toy, sink = make("stream:sink=4,recent=20", n_ctx=64)
+    session, toy, sink = toy_session("stream:sink=4,recent=20", n_ctx=64)
     session.ensure_prefix([i % 60 for i in range(200)])
     assert session.resident.ranges[0].start == 0
     assert 199 in session.resident
@@ -86,7 +67,7 @@ def test_prompt_longer_than_the_context_streams_and_keeps_sinks_and_recent() -> 
 
 
 def test_none_overflow_names_both_numbers_and_changes_nothing() -> None:
-    session, toy, sink = make(n_ctx=32, chunk=32)
+    session, toy, sink = toy_session(n_ctx=32, chunk=32)
     session.ensure_prefix(list(range(10)))
     before = session.tape
     with pytest.raises(ContextOverflow, match="40 tokens do not fit a context of 32"):
@@ -99,11 +80,11 @@ def test_none_overflow_names_both_numbers_and_changes_nothing() -> None:
 
 
 def test_decode_slides_under_stream_and_stops_full_under_none() -> None:
-    session, toy, _ = make("stream:sink=2,recent=10", n_ctx=32)
+    session, toy, _ = toy_session("stream:sink=2,recent=10", n_ctx=32)
     session.ensure_prefix(list(range(30)))
     assert len(session.decode(100).tokens) == 100
     assert len(toy.rows) <= 32
-    session, toy, _ = make(n_ctx=32, chunk=32)
+    session, toy, _ = toy_session(n_ctx=32, chunk=32)
     session.ensure_prefix(list(range(30)))
     result = session.decode(100)
     assert (len(result.tokens), result.stopped) == (2, "context_full")
@@ -112,14 +93,14 @@ def test_decode_slides_under_stream_and_stops_full_under_none() -> None:
 
 
 def test_decode_runs_close_at_32_tokens() -> None:
-    session, _, sink = make(n_ctx=256)
+    session, _, sink = toy_session(n_ctx=256)
     session.ensure_prefix([1])
     session.decode(70)
     assert [e.n_tokens for e in sink.events if e.op is Op.DECODE] == [32, 32, 6]
 
 
 def test_forget_runs_past_a_hole_and_counts_it() -> None:
-    session, _, _ = make("stream:sink=4,recent=20", n_ctx=64)
+    session, _, _ = toy_session("stream:sink=4,recent=20", n_ctx=64)
     prompt = [i % 60 for i in range(200)]
     session.ensure_prefix(prompt)
     resident = session.resident.n_tokens
@@ -129,13 +110,13 @@ def test_forget_runs_past_a_hole_and_counts_it() -> None:
 
 
 def test_refill_admits_from_the_cold_store_then_recomputes() -> None:
-    session, _, sink = make("none:hole=refill", n_ctx=128, cold_budget_tokens=64, chunk=128)
+    session, _, sink = toy_session("none:hole=refill", n_ctx=128, cold_budget_tokens=64, chunk=128)
     prompt = [i % 60 for i in range(100)]
     session.ensure_prefix(prompt)
     session.evict(32, 64)
     session.ensure_prefix([*prompt, 7])
     assert "admit" in ops(sink)
-    session, _, sink = make("none:hole=refill", n_ctx=128, chunk=128)
+    session, _, sink = toy_session("none:hole=refill", n_ctx=128, chunk=128)
     session.ensure_prefix(prompt)
     session.evict(32, 64)
     status = session.ensure_prefix([*prompt, 7])
@@ -145,7 +126,7 @@ def test_refill_admits_from_the_cold_store_then_recomputes() -> None:
 
 def test_refill_without_any_way_ends_the_run_at_the_hole() -> None:
     caps = dataclasses.replace(TOY_CAPABILITIES, recompute_range=False, cold_store=False)
-    session, _, sink = make("none:hole=refill", n_ctx=128, capabilities=caps, chunk=128)
+    session, _, sink = toy_session("none:hole=refill", n_ctx=128, capabilities=caps, chunk=128)
     prompt = list(range(60))
     session.ensure_prefix(prompt)
     session.evict(32, 40)
@@ -175,7 +156,7 @@ def test_refill_without_surgery_ends_the_run_at_the_hole_and_rebuilds_what_is_be
 
 
 def test_golden_admit_in_place_and_appended() -> None:
-    session, toy, _ = make("none:hole=forget,block=2", n_ctx=32, cold_budget_tokens=16)
+    session, toy, _ = toy_session("none:hole=forget,block=2", n_ctx=32, cold_budget_tokens=16)
     session.ensure_prefix([1, 2, 3, 4, 5, 6])
     session.evict(2, 4)
     assert session.resident.as_pairs() == [(0, 2), (4, 6)]
@@ -187,7 +168,9 @@ def test_golden_admit_in_place_and_appended() -> None:
 
 
 def test_admit_into_a_closed_place_opens_it_by_a_shift() -> None:
-    session, toy, sink = make("stream:sink=1,recent=2,positions=rebased,block=2", n_ctx=32, cold_budget_tokens=16)
+    session, toy, sink = toy_session(
+        "stream:sink=1,recent=2,positions=rebased,block=2", n_ctx=32, cold_budget_tokens=16
+    )
     session.ensure_prefix([1, 2, 3, 4, 5, 6])
     session.evict(2, 4)
     assert [r.cache for r in toy.rows] == [0, 1, 2, 3]
@@ -240,7 +223,7 @@ def test_a_block_holds_the_rows_that_were_there_when_it_was_evicted(evict_by: st
 
 
 def test_pinned_segments_survive_streaming() -> None:
-    session, _, _ = make("stream:sink=0,recent=10", n_ctx=64)
+    session, _, _ = toy_session("stream:sink=0,recent=10", n_ctx=64)
     segments = [
         PromptSegment(kind="system", tokens=tuple(range(20))),
         PromptSegment(kind="user", tokens=tuple(i % 60 for i in range(150))),
@@ -250,7 +233,7 @@ def test_pinned_segments_survive_streaming() -> None:
 
 
 def test_pinned_part_that_cannot_fit_is_refused_before_anything_runs() -> None:
-    session, toy, _ = make("stream:sink=0,recent=10", n_ctx=64)
+    session, toy, _ = toy_session("stream:sink=0,recent=10", n_ctx=64)
     with pytest.raises(ContextOverflow, match="pinned"):
         session.ensure_prefix([PromptSegment(kind="system", tokens=tuple(i % 60 for i in range(60)))])
     assert not toy.rows
@@ -258,14 +241,14 @@ def test_pinned_part_that_cannot_fit_is_refused_before_anything_runs() -> None:
 
 def test_without_a_way_a_stream_policy_keeps_everything_and_says_so() -> None:
     caps = dataclasses.replace(TOY_CAPABILITIES, remove_middle=False, recompute_range=False)
-    session, _, sink = make("stream:sink=2,recent=10", n_ctx=32, capabilities=caps)
+    session, _, sink = toy_session("stream:sink=2,recent=10", n_ctx=32, capabilities=caps)
     with pytest.raises(ContextOverflow, match="nothing can be evicted here"):
         session.ensure_prefix(list(range(40)))
     assert any("stream_unsupported" in p.diagnostics for p in sink.plans)
 
 
 def test_cold_trim_follows_the_budget_and_is_an_event() -> None:
-    session, _, sink = make("none:block=4", n_ctx=64, cold_budget_tokens=8, chunk=64)
+    session, _, sink = toy_session("none:block=4", n_ctx=64, cold_budget_tokens=8, chunk=64)
     session.ensure_prefix(list(range(40)))
     for start in (4, 12, 20):
         session.evict(start, start + 4)
@@ -274,7 +257,7 @@ def test_cold_trim_follows_the_budget_and_is_an_event() -> None:
 
 
 def test_block_larger_than_the_cold_budget_is_refused_with_an_event() -> None:
-    session, _, sink = make("none:block=16", n_ctx=64, cold_budget_tokens=8, chunk=64)
+    session, _, sink = toy_session("none:block=16", n_ctx=64, cold_budget_tokens=8, chunk=64)
     session.ensure_prefix(list(range(40)))
     session.evict(16, 32)
     refused = [e for e in sink.events if e.op is Op.REFUSE]
@@ -283,93 +266,8 @@ def test_block_larger_than_the_cold_budget_is_refused_with_an_event() -> None:
     assert session.resident.as_pairs() == [(0, 16), (32, 40)]
 
 
-def test_fatal_keeps_the_first_cause_and_closes_the_context_once() -> None:
-    session, toy, sink = make()
-    session.ensure_prefix([1, 2, 3])
-    toy.faults = {"decode"}
-    with pytest.raises(SessionFatal, match="planted in decode"):
-        session.decode(3)
-    calls = len(toy.operations)
-    for later in (lambda: session.decode(1), lambda: session.ensure_prefix([1]), session.snapshot):
-        with pytest.raises(SessionFatal, match="planted in decode") as caught:
-            later()
-        assert str(caught.value).count("decode_failed") == 1
-    assert (sink.events[-1].error_class, sink.events[-1].reason) == ("decode_failed", "planted in decode")
-    assert len(toy.operations) == calls
-    session.close()
-    assert [str(e.op) for e in sink.events[-2:]] == ["fatal", "close"]
-    assert session.explain().fatal == "decode_failed: planted in decode"
-
-
-def test_an_exception_nobody_planned_is_fatal_too() -> None:
-    session, toy, _ = make()
-    toy.prefill = lambda tokens, tape_start: 1 / 0  # type: ignore[method-assign, assignment]
-    with pytest.raises(SessionFatal, match="ZeroDivisionError"):
-        session.ensure_prefix([1, 2])
-
-
-def test_plain_close_is_not_fatal() -> None:
-    session, _, _ = make()
-    session.close()
-    session.close()
-    with pytest.raises(SessionClosed):
-        session.decode(1)
-
-
-def test_cancel_rolls_back_to_the_start_of_the_operation() -> None:
-    session, toy, sink = make(n_ctx=128)
-    session.ensure_prefix(list(range(10)))
-    toy.cancel_after = 2
-    with pytest.raises(Cancelled):
-        session.prefill_suffix([i % 60 for i in range(60)])
-    assert session.tape == tuple(range(10))
-    assert len(toy.rows) == 10
-    assert [e.reason for e in sink.events if e.op is Op.TRUNCATE] == ["cancelled"]
-    session.prefill_suffix([5])
-
-
-def test_what_a_failing_choice_had_decoded_is_taken_back_and_the_session_goes_on() -> None:
-    session, ledger, sink = make(n_ctx=256)
-    session.ensure_prefix([1, 2, 3])
-    left = iter(range(40))
-
-    with pytest.raises(ChoiceFailed, match="StopIteration"):
-        session.decode(60, choose=lambda _: next(left))
-    assert session.tape == (1, 2, 3)
-    assert len(ledger.rows) == 3
-    assert [str(e.op) for e in sink.events[-2:]] == ["truncate", "refuse"]
-    assert len(session.decode(5).tokens) == 5
-
-
-def test_what_was_taken_back_does_not_hurry_the_next_plan() -> None:
-    """`every` counts tokens that stay: a session that cancelled plans where one does that never tried."""
-    planned = []
-    for tries in (0, 2):
-        session, _, sink = make("class:budget=20,every=5,block=4", n_ctx=64)
-        session.ensure_prefix([*range(20)])
-        session.decode(1, stop_tokens=frozenset())
-        for _ in range(tries):
-            left = iter(range(3))
-            with pytest.raises(ChoiceFailed):
-                session.decode(9, choose=lambda _, left=left: next(left))  # type: ignore[misc]
-        session.decode(12, stop_tokens=frozenset())
-        planned.append([p.total_tokens for p in sink.plans])
-    assert planned[0] == planned[1]
-    assert len(planned[0]) > 1
-
-
-def test_cancel_of_a_sliding_prefill_closes_the_session_without_a_fatal() -> None:
-    session, toy, sink = make("stream:sink=2,recent=10", n_ctx=32)
-    toy.cancel_after = 4
-    with pytest.raises(Cancelled):
-        session.ensure_prefix([i % 60 for i in range(200)])
-    with pytest.raises(SessionClosed):
-        session.decode(1)
-    assert sink.events[-1].op is Op.CLOSE
-
-
 def test_restore_brings_tape_and_rows_back() -> None:
-    session, toy, _ = make(n_ctx=64, chunk=64)
+    session, toy, _ = toy_session(n_ctx=64, chunk=64)
     session.ensure_prefix(list(range(20)))
     saved = session.snapshot()
     session.ensure_prefix([*range(10), 50, 51])
@@ -384,7 +282,7 @@ def test_restore_brings_tape_and_rows_back() -> None:
 
 @pytest.mark.parametrize("bad", [[], [-1], [64], [1, 2, 10**9]])
 def test_bad_tokens_are_refused_and_recorded(bad: list[int]) -> None:
-    session, toy, sink = make()
+    session, toy, sink = toy_session()
     with pytest.raises(InputRejected):
         session.ensure_prefix(bad)
     assert toy.operations == []
@@ -393,17 +291,17 @@ def test_bad_tokens_are_refused_and_recorded(bad: list[int]) -> None:
 
 def test_context_too_small_for_the_policy() -> None:
     with pytest.raises(SpecError, match="needs a context of at least"):
-        make("stream:sink=4,recent=60", n_ctx=64)
+        toy_session("stream:sink=4,recent=60", n_ctx=64)
 
 
 def test_rebased_needs_a_shift() -> None:
     caps = dataclasses.replace(TOY_CAPABILITIES, position_shift=False)
     with pytest.raises(UnsupportedOperation, match="positions=rebased"):
-        make("stream:sink=1,recent=4,positions=rebased", capabilities=caps)
+        toy_session("stream:sink=1,recent=4,positions=rebased", capabilities=caps)
 
 
 def test_positions_near_the_trained_context_are_compacted_once() -> None:
-    session, toy, sink = make("stream:sink=2,recent=10", n_ctx=32, n_ctx_train=64)
+    session, toy, sink = toy_session("stream:sink=2,recent=10", n_ctx=32, n_ctx_train=64)
     session.ensure_prefix([i % 60 for i in range(200)])
     session.decode(100)
     assert max(r.cache for r in toy.rows) < 64
@@ -411,7 +309,7 @@ def test_positions_near_the_trained_context_are_compacted_once() -> None:
 
 
 def test_every_row_folds_and_the_counters_add_up() -> None:
-    session, _, sink = make("stream:sink=4,recent=20", n_ctx=64, cold_budget_tokens=64)
+    session, _, sink = toy_session("stream:sink=4,recent=20", n_ctx=64, cold_budget_tokens=64)
     prompt = [i % 60 for i in range(150)]
     session.ensure_prefix(prompt)
     session.decode(40)
@@ -427,7 +325,7 @@ def test_every_row_folds_and_the_counters_add_up() -> None:
 
 def test_pinned_block_in_two_places_of_the_cache_is_cut_before_it_is_evicted() -> None:
     """Found by the state machine: an appended admit let one block span two runs of the cache."""
-    session, _, sink = make("stream:sink=2,recent=9,block=4", n_ctx=48, cold_budget_tokens=8, chunk=8)
+    session, _, sink = toy_session("stream:sink=2,recent=9,block=4", n_ctx=48, cold_budget_tokens=8, chunk=8)
     session.ensure_prefix([0], need_logits=False)
     session.decode(29)
     session.ensure_prefix([*session.tape[:30], 0], need_logits=False)
@@ -451,7 +349,7 @@ def test_pinned_rebuild_lays_the_survivors_together_between_two_runs_of_one_plan
 
 
 def test_a_pinned_suffix_counts_what_is_pinned_already() -> None:
-    session, ledger, sink = make("stream:sink=0,recent=10", n_ctx=64)
+    session, ledger, sink = toy_session("stream:sink=0,recent=10", n_ctx=64)
     session.ensure_prefix([PromptSegment(kind="system", tokens=tuple(range(40)))])
     before = len(sink.events)
     with pytest.raises(ContextOverflow, match="80 pinned tokens"):
@@ -460,29 +358,16 @@ def test_a_pinned_suffix_counts_what_is_pinned_already() -> None:
     assert len(ledger.rows) == 40
 
 
-def test_an_overflow_half_way_takes_back_what_went_in() -> None:
-    """Whole blocks at both borders of a policy that does not split fill the context, which only shows on the way."""
-    session, ledger, sink = make("stream:sink=1,recent=30,split=no", n_ctx=64, chunk=8)
-    session.ensure_prefix([1, 2, 3])
-    before = session.tape
-    with pytest.raises(ContextOverflow, match="protected part"):
-        session.prefill_suffix([i % 60 for i in range(200)])
-    assert session.tape == before
-    assert len(ledger.rows) == 3
-    assert [e.reason for e in sink.events if e.op is Op.TRUNCATE] == ["overflow"]
-    assert fold(sink.events).tape_length == 3
-
-
 @pytest.mark.parametrize("every", [1, 5])
 @pytest.mark.parametrize("n", [30, 60])
 def test_a_budget_holds_from_the_first_piece_on(n: int, every: int) -> None:
-    session, ledger, _ = make(f"class:budget=24,block=4,every={every}", n_ctx=64, chunk=64)
+    session, ledger, _ = toy_session(f"class:budget=24,block=4,every={every}", n_ctx=64, chunk=64)
     session.ensure_prefix(list(range(n)))
     assert len(ledger.rows) <= 24 + every - 1
 
 
 def test_a_decode_stops_for_plans_and_for_the_budget_only() -> None:
-    session, _, sink = make("class:budget=24,block=4,every=6", n_ctx=64, chunk=64)
+    session, _, sink = toy_session("class:budget=24,block=4,every=6", n_ctx=64, chunk=64)
     session.ensure_prefix(list(range(24)))
     session.decode(24, stop_tokens=frozenset())
     steps = [(e.op, e.n_tokens) for e in sink.events if e.op in (Op.PLAN, Op.DECODE)]
@@ -493,7 +378,7 @@ def test_a_decode_stops_for_plans_and_for_the_budget_only() -> None:
 
 
 def test_the_last_resident_token_cannot_be_evicted() -> None:
-    session, ledger, sink = make()
+    session, ledger, sink = toy_session()
     session.ensure_prefix(list(range(10)))
     for start in (0, 9):
         with pytest.raises(InputRejected, match="token 9 is the last resident one"):
@@ -504,7 +389,7 @@ def test_the_last_resident_token_cannot_be_evicted() -> None:
 
 
 def test_admits_stay_below_the_trained_context() -> None:
-    session, ledger, _ = make("none:block=4", n_ctx=64, chunk=64, cold_budget_tokens=64, n_ctx_train=42)
+    session, ledger, _ = toy_session("none:block=4", n_ctx=64, chunk=64, cold_budget_tokens=64, n_ctx_train=42)
     session.ensure_prefix(list(range(40)))
     session.evict(4, 8)
     with pytest.raises(ContextOverflow, match="44 tokens do not fit a context of 42: compact first"):
@@ -515,7 +400,7 @@ def test_admits_stay_below_the_trained_context() -> None:
 
 
 def test_segments_that_were_not_tokenised_are_left_out_unless_they_have_to_be_there() -> None:
-    session, _, sink = make()
+    session, _, sink = toy_session()
     user = PromptSegment(kind="user", tokens=(1, 2))
     session.ensure_prefix([PromptSegment(kind="diff"), user, PromptSegment(kind="diff", n_bytes=9)])
     assert session.tape == (1, 2)
@@ -526,7 +411,7 @@ def test_segments_that_were_not_tokenised_are_left_out_unless_they_have_to_be_th
 
 
 def test_bounds_must_be_where_the_tokens_lie() -> None:
-    session, _, _ = make()
+    session, _, _ = toy_session()
     at_three = PromptSegment(kind="user", tokens=(7, 8), bounds=Range(3, 5))
     with pytest.raises(InputRejected, match="which begin at 2"):
         session.ensure_prefix([PromptSegment(kind="user", tokens=(1, 2)), at_three])
@@ -553,7 +438,7 @@ def test_evicting_by_recompute_where_that_cannot_be_is_refused_at_open(able: boo
 
 
 def test_a_restore_tells_what_the_engine_has_back_beside_what_can_be_reused() -> None:
-    session, _, sink = make("none:hole=forget", n_ctx=64, chunk=64)
+    session, _, sink = toy_session("none:hole=forget", n_ctx=64, chunk=64)
     session.ensure_prefix(list(range(20)))
     session.evict(4, 8)
     saved = session.snapshot()
@@ -563,38 +448,6 @@ def test_a_restore_tells_what_the_engine_has_back_beside_what_can_be_reused() ->
     assert (restore.n_tokens, restore.resident_tokens) == (16, 16)
     status = session.ensure_prefix([*range(20), 9])
     assert (status.reused, status.forgotten, status.prefilled) == (16, 4, 1)
-
-
-class FullDisk(ListSink):
-    """From `full` on nothing can be written."""
-
-    full = False
-
-    def record(self, event: Event, **rest: object) -> None:  # type: ignore[override]
-        if self.full:
-            raise LogWriteFailed("disk full")
-        super().record(event, **rest)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("how", ["close", "refusal", "fatal", "work"])
-def test_a_log_that_cannot_be_written_frees_the_native_context(how: str) -> None:
-    ledger, sink = toy_backend(), FullDisk()
-    session = Session(ledger, parse_policy("none"), sink, ManualClock(), run_id="r", session_id="s")
-    session.ensure_prefix([1, 2, 3])
-    if how == "fatal":
-        ledger.faults = {"snapshot"}
-    sink.full = True
-    act = {
-        "close": session.close,
-        "refusal": lambda: session.ensure_prefix([-1]),
-        "fatal": session.snapshot,
-        "work": lambda: session.decode(1),
-    }[how]
-    with pytest.raises(LogWriteFailed):
-        act()
-    assert ledger.closed
-    with pytest.raises((SessionClosed, SessionFatal)):
-        session.decode(1)
 
 
 @pytest.mark.parametrize(
@@ -614,7 +467,7 @@ def test_a_log_that_cannot_be_written_frees_the_native_context(how: str) -> None
 )
 def test_bad_arguments_are_refused_and_change_nothing(act) -> None:
     """The type checker is not there at run time; nothing that a caller passes may poison the session."""
-    session, ledger, sink = make()
+    session, ledger, sink = toy_session()
     session.ensure_prefix([1, 2, 3, 4])
     before, layout = list(ledger.operations), ledger.books()
     with pytest.raises((UsageError, SpecError)):
@@ -625,95 +478,8 @@ def test_bad_arguments_are_refused_and_change_nothing(act) -> None:
 
 
 def test_a_prompt_may_be_an_array() -> None:
-    session, _, sink = make()
+    session, _, sink = toy_session()
     session.ensure_prefix(np.array([1, 2, 3]))  # type: ignore[arg-type]
     session.prefill_suffix(np.array([4, 5], np.uint16))  # type: ignore[arg-type]
     assert session.tape == (1, 2, 3, 4, 5)
     assert {type(t) for tokens in sink.tokens.values() for t in tokens} == {int}
-
-
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda s: s.evict(1, 2),
-        lambda s: s.prefill_suffix([5]),
-        lambda s: s.decode(1),
-        lambda s: s.snapshot(),
-        lambda s: s.close(),
-    ],
-)
-def test_an_operation_from_inside_another_is_refused(act) -> None:
-    session, ledger, sink = make()
-    session.ensure_prefix([1, 2, 3, 4])
-    with pytest.raises(ChoiceFailed, match="SessionBusy"):
-        session.decode(3, choose=lambda logits: act(session) or 5)
-    assert session.tape == (1, 2, 3, 4)
-    assert fold(sink.events).layout == ledger.books()
-    session.decode(1)
-
-
-def test_a_second_thread_is_refused_and_closing_waits_for_the_first() -> None:
-    session, ledger, sink = make()
-    session.ensure_prefix([1, 2, 3])
-    running, go_on, cancelled = threading.Event(), threading.Event(), threading.Event()
-    ledger.cancel = lambda: (cancelled.set(), go_on.set())  # type: ignore[method-assign, assignment, return-value]
-
-    def choose(logits: object) -> int:
-        running.set()
-        assert go_on.wait(10)
-        return 5
-
-    with ThreadPoolExecutor(1) as pool:
-        decoding = pool.submit(session.decode, 2, choose=choose)
-        assert running.wait(10)
-        for act in (lambda: session.evict(0, 1), lambda: session.decode(1), session.snapshot):
-            with pytest.raises(SessionBusy, match="another thread"):
-                act()
-        assert ledger.closed == 0
-        session.close()
-        assert decoding.result(10).tokens == (5, 5)
-    assert cancelled.is_set()
-    assert ops(sink)[-2:] == ["decode", "close"]
-    assert ledger.closed == 1
-
-
-@pytest.mark.parametrize("after", range(1, 5))
-def test_ctrl_c_between_any_two_steps_closes_the_session(after: int) -> None:
-    """The engine has worked and the event is not written yet: going on would be another story than the log's."""
-
-    class Struck(ManualClock):
-        left = 1 << 30
-
-        def now_ns(self) -> int:
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-            return super().now_ns()
-
-    ledger, sink, clock = toy_backend(), ListSink(), Struck()
-    session = Session(ledger, parse_policy("none"), sink, clock, run_id="r", session_id="s")
-    session.ensure_prefix([1, 2, 3, 4])
-    clock.left = after
-    with pytest.raises(KeyboardInterrupt):
-        session.ensure_prefix([1, 2, 5, 6])
-    assert ledger.closed == 1
-    with pytest.raises(SessionClosed):
-        session.decode(1)
-    assert (ops(sink)[-1], sink.events[-1].reason) == ("close", "interrupted")
-    assert fold(sink.events).closed
-
-
-def test_a_session_whose_device_is_lost_between_two_calls_says_so_once() -> None:
-    session, toy, sink = make()
-    session.ensure_prefix([1, 2, 3])
-    session.lose("slot 3 failed")
-    session.lose("again")
-    with pytest.raises(SessionFatal, match="slot 3 failed"):
-        session.decode(1)
-    session.close()
-    assert ops(sink)[-2:] == ["fatal", "close"]
-    assert (sink.events[-2].error_class, sink.events[-2].reason) == ("device_lost", "slot 3 failed")
-    assert fold(sink.events).fatal == "device_lost"
-    assert toy.closed == 1
-    session.lose("too late")
-    assert ops(sink)[-1] == "close"
