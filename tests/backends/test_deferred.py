@@ -20,23 +20,9 @@ from kvtape.testing.sink import ListSink
 from kvtape.testing.toy import TOY_CAPABILITIES
 from kvtape.testing.toy_model import N_VOCAB
 from support.deferring import Pair, Sessions, calls, opened
-from support.toys import toy_backend
+from support.toys import POLICIES, toy_backend
 
 pytestmark = pytest.mark.contract("I6")
-
-POLICIES = (
-    "none",
-    "none:hole=forget,block=4",
-    "stream:sink=2,recent=9,block=4",
-    "stream:sink=0,recent=5,positions=rebased,block=8",
-    "stream:sink=3,recent=7,hole=refill,split=no,block=4",
-    "class:budget=24,block=4",
-    "class:budget=20,hole=forget,every=5,recent=3,block=4",
-    "h2o:budget=22,recent=4,block=4",
-    "snapkv:budget=20,window=3,pool=3,block=4",
-    "tova:budget=18,grace=4,block=4",
-    "random:budget=20,seed=3,block=4",
-)
 
 
 def lazy(policy: str = "none", *, n_ctx: int = 64, chunk: int = 16, **more: int) -> Sessions:

@@ -25,23 +25,8 @@ from kvtape.planner.specs import parse_policy
 from kvtape.planner.table import BlockTable
 from kvtape.testing.sink import ListSink
 from kvtape.testing.toy import TOY_CAPABILITIES
-from support.toys import toy_backend
+from support.toys import POLICIES, toy_backend
 
-POLICIES = (
-    "none",
-    "none:hole=forget,block=4",
-    "stream:sink=2,recent=9,block=4",
-    "stream:sink=0,recent=5,positions=rebased,block=8",
-    "stream:sink=3,recent=7,hole=refill,split=no,block=4",
-    "class:budget=24,block=4",
-    "class:budget=20,hole=forget,every=5,recent=3,block=4",
-    "h2o:budget=22,recent=4,block=4",
-    "h2o:budget=26,recent=2,sink=3,norm=mean,every=3,block=4",
-    "snapkv:budget=20,window=3,pool=3,block=4",
-    "snapkv:budget=24,queries=probe,sink=2,block=4",
-    "tova:budget=18,grace=4,block=4",
-    "random:budget=20,seed=3,block=4",
-)
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=50)
 SWITCHES = (
     "attention_scores",
@@ -70,7 +55,7 @@ FAULTY = (
 
 class SessionMachine(RuleBasedStateMachine):
     @initialize(
-        policy=st.sampled_from(POLICIES),
+        policy=st.sampled_from((*POLICIES, "snapkv:budget=24,queries=probe,sink=2,block=4")),
         cold=st.sampled_from([0, 8, 64]),
         n_ctx=st.sampled_from([32, 48]),
         off=st.one_of(st.just(()), st.lists(st.sampled_from(SWITCHES), max_size=3).map(tuple)),
@@ -198,7 +183,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert self.session.resident == resident
 
     @precondition(lambda self: not self.over)
-    @rule(policy=st.sampled_from(POLICIES))
+    @rule(policy=st.sampled_from((*POLICIES, "snapkv:budget=24,queries=probe,sink=2,block=4")))
     def set_policy(self, policy: str) -> None:
         """Blocks stay as they were cut: another size is refused."""
         spec = parse_policy(policy)

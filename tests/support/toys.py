@@ -10,7 +10,23 @@ from kvtape.planner.specs import parse_policy
 from kvtape.testing.sink import ListSink
 from kvtape.testing.toy import TOY_CAPABILITIES, ToyBackend
 
-__all__ = ["ops", "toy_backend", "toy_session"]
+__all__ = ["POLICIES", "ops", "toy_backend", "toy_session"]
+
+POLICIES = (
+    "none",
+    "none:hole=forget,block=4",
+    "stream:sink=2,recent=9,block=4",
+    "stream:sink=0,recent=5,positions=rebased,block=8",
+    "stream:sink=3,recent=7,hole=refill,split=no,block=4",
+    "class:budget=24,block=4",
+    "class:budget=20,hole=forget,every=5,recent=3,block=4",
+    "h2o:budget=22,recent=4,block=4",
+    "h2o:budget=26,recent=2,sink=3,norm=mean,every=3,block=4",
+    "snapkv:budget=20,window=3,pool=3,block=4",
+    "tova:budget=18,grace=4,block=4",
+    "random:budget=20,seed=3,block=4",
+)
+"""One of every kind, for a context of 48 to 64 tokens."""
 
 
 def toy_backend(
