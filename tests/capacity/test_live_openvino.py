@@ -10,14 +10,18 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import openvino
+import openvino_genai as genai
 import pytest
 
+from kvtape.backends.errors import UsageError
 from kvtape.capacity.allocation import CacheSettings
 from kvtape.capacity.engines import Sizing, engine_rule
 from kvtape.capacity.source import read_model_kv
-from kvtape.cli.models import find_demo_model
+from kvtape.cli.models import demo_model
 from support import openvino_state_bytes
-from support.processor import computes_bf16
+from support.openvino_tiny import tiny_session
+from support.processor import computes_bf16, refused_here
 from support.tiny_gguf import write_tiny
 
 TYPES = ("f32", "f16", "u8")
@@ -30,14 +34,13 @@ BEAM_TABLE_BYTES = 4
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, float]:
-    model = find_demo_model()
-    if model is None or platform.libc_ver()[0] != "glibc":
-        pytest.skip("needs the demo model and glibc's allocator")
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("what is measured is glibc's allocator")
     kinds = [kind for kind in ROW_BYTES if kind != "bf16" or computes_bf16()]
     script = Path(openvino_state_bytes.__file__)
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(script.parent.parent)}
     done = subprocess.run(
-        [sys.executable, str(script), str(model), *kinds],
+        [sys.executable, str(script), str(demo_model()), *kinds],
         capture_output=True,
         text=True,
         check=True,
@@ -48,12 +51,19 @@ def measured() -> dict[str, float]:
     return found
 
 
+def refuses_bf16() -> None:
+    """On a processor that does not compute in it nothing is measured, because no session opens."""
+    with pytest.raises(UsageError) as caught:
+        tiny_session(kv_type_k="bf16", kv_type_v="bf16", options={"kv": "asked"})
+    assert refused_here(caught.value)
+
+
 @pytest.mark.parametrize("kind", ROW_BYTES)
 def test_state_bytes_of_the_real_model(measured: dict[str, float], kind: str) -> None:
     """A token's bytes, each with 60 beam tables; half a percent is the allocator's."""
     if kind not in measured:
         pytest.skip("this processor does not compute in bf16")
-    model = read_model_kv(find_demo_model() or "")
+    model = read_model_kv(demo_model())
     keys, _, values = kind.partition("/")
     sizing = Sizing(model.geometry.stored_as(keys, values or keys), engine_rule("openvino"), CacheSettings())
     ours = sizing.total_bytes(1000) // 1000
@@ -71,8 +81,6 @@ def test_scales_could_not_be_left_out(measured: dict[str, float]) -> None:
 @pytest.mark.parametrize("head_dim", [32, 64])
 def test_the_pool_of_continuous_batching(tmp_path: Path, kind: str, head_dim: int) -> None:
     """The pipeline's own metrics of a pool of 40 blocks, and the blocks that a sequence of 42 tokens takes."""
-    genai = pytest.importorskip("openvino_genai")
-    openvino = pytest.importorskip("openvino")
     path = write_tiny(tmp_path / "m.gguf", "llama", n_embd=256, n_head=4, n_head_kv=2, head_dim=head_dim, weights="f16")
     schedule = genai.SchedulerConfig()
     schedule.num_kv_blocks = 40

