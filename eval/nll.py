@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvtape.backends.errors import UsageError
+from kvtape.backends.logits import log_softmax
 from kvtape.backends.protocol import Logits
 from kvtape.backends.session import Session
 from kvtape.eval.candidates import Candidate
@@ -77,13 +78,6 @@ class _Lane:
     session: Session
     session_id: str
     track: NllTrack
-
-
-def log_softmax(logits: Logits) -> LogProbs:
-    """Float64 `[n_vocab]`, natural logarithm."""
-    wide = logits.astype(np.float64)
-    wide -= wide.max()
-    return np.asarray(wide - np.log(np.exp(wide).sum()), dtype=np.float64)
 
 
 def kl_divergence(dense: LogProbs, other: LogProbs) -> float:

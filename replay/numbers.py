@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvtape.backends.logits import log_softmax
+
 __all__ = ["Agreement", "compare_logits", "kl_nats", "merge"]
 
 
@@ -23,7 +25,7 @@ class Agreement:
 
 def kl_nats(reference: npt.NDArray[np.float32], engine: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """KL(softmax(reference) || softmax(engine)) of each row `[n, n_vocab]`, in float64; NaN logits give infinity."""
-    p, q = _log_softmax(reference), _log_softmax(engine)
+    p, q = log_softmax(reference), log_softmax(engine)
     kl = (np.exp(p) * (p - q)).sum(axis=1)
     # Rounding can leave a sum of -1e-17 where the two are equal.
     return np.where(np.isfinite(kl), np.maximum(kl, 0.0), np.inf)
@@ -49,9 +51,3 @@ def merge(parts: Iterable[Agreement | None]) -> Agreement | None:
     mean = sum(part.mean_kl * part.checkpoints for part in known) / n
     top1 = sum(part.top1 * part.checkpoints for part in known) / n
     return Agreement(n, max(part.max_kl for part in known), mean, top1)
-
-
-def _log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    x = logits.astype(np.float64)
-    x = x - x.max(axis=1, keepdims=True)
-    return np.asarray(x - np.log(np.exp(x).sum(axis=1, keepdims=True)))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kvtape.serve.requests import Sampling
 
-__all__ = ["Sampler", "log_probabilities", "most_likely"]
+__all__ = ["Sampler", "most_likely"]
 
 Floats = npt.NDArray[np.float32]
 
@@ -64,9 +64,3 @@ def most_likely(weights: npt.NDArray[np.floating[Any]], n: int) -> npt.NDArray[n
     else:
         found = np.arange(len(weights))
     return found[np.argsort(-weights[found], kind="stable")]
-
-
-def log_probabilities(logits: Floats) -> npt.NDArray[np.float64]:
-    """Natural log-probabilities `[n_vocab]` of the untempered distribution."""
-    shifted = logits.astype(np.float64) - float(logits.max())
-    return np.asarray(shifted - np.log(np.exp(shifted).sum()))

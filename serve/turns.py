@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 
 from kvtape.backends.errors import Cancelled, ContextOverflow, EngineFault, KvtapeError, SessionFatal
+from kvtape.backends.logits import log_softmax
 from kvtape.backends.protocol import Logits
 from kvtape.backends.session import Session
 from kvtape.serve.requests import (
@@ -24,7 +25,7 @@ from kvtape.serve.requests import (
     TooLong,
     Usage,
 )
-from kvtape.serve.sampling import Sampler, log_probabilities, most_likely
+from kvtape.serve.sampling import Sampler, most_likely
 from kvtape.serve.text_stream import StopStrings, TextStream
 from kvtape.traces.errors import LogWriteFailed
 
@@ -188,7 +189,7 @@ class _Saying:
 
     def _choice(self, token: int, logits: Logits) -> TokenChoice:
         wanted = self._turn.request.logprobs or 0
-        logprobs = log_probabilities(logits)
+        logprobs = log_softmax(logits)
         best = most_likely(logprobs, wanted)[:wanted] if wanted else ()
         top = tuple((int(i), self._spell([int(i)]), float(logprobs[i])) for i in best)
         return TokenChoice(token, self._spell([token]), float(logprobs[token]), top)

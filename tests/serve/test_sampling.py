@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtape.backends.logits import log_softmax
 from kvtape.serve.requests import Sampling
-from kvtape.serve.sampling import Sampler, log_probabilities
+from kvtape.serve.sampling import Sampler
 
 LOGITS = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=40).map(lambda x: np.array(x, np.float32))
 
@@ -50,4 +51,4 @@ def test_draws_follow_the_distribution() -> None:
 
 @given(LOGITS)
 def test_log_probabilities_sum_to_one(logits: np.ndarray) -> None:
-    assert np.exp(log_probabilities(logits)).sum() == pytest.approx(1)
+    assert np.exp(log_softmax(logits)).sum() == pytest.approx(1)
