@@ -25,25 +25,13 @@ from kvtape.eval.batching.tracks import BatchingTask, Lane, Prompt, Versus
 from kvtape.eval.candidates import Candidate
 from kvtape.eval.targets import Target, World
 from kvtape.planner.events import Op
-from kvtape.planner.rows import TrialRow
 from kvtape.planner.specs import SpecError
-from kvtape.testing.sink import ListSink
 from support.batching import batching_engine, batching_model, own_log_probs
+from support.trials import TrialListSink
 
 EVICTION = Eviction(most=4 * BLOCK)
 POLICIES = (*DEFAULT_POLICIES, "class", "random", "tova")
 N_NEW = 40
-
-
-class Kept(ListSink):
-    """Everything in memory, trials too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trials: list[TrialRow] = []
-
-    def add_trials(self, rows: list[TrialRow]) -> None:
-        self.trials += rows
 
 
 def target() -> Target:
@@ -62,8 +50,8 @@ def run(asked: BatchingTask, candidates: list[Candidate], world: World) -> list[
 
 
 @pytest.fixture(scope="module")
-def compared() -> tuple[list[Versus], Kept, list[Candidate]]:
-    sink = Kept()
+def compared() -> tuple[list[Versus], TrialListSink, list[Candidate]]:
+    sink = TrialListSink()
     candidates = policies_beside(EVICTION, POLICIES)
     check_versus(task(), batching_model(), [EVICTION], target(), candidates)
     found = run_versus(
@@ -79,7 +67,7 @@ def compared() -> tuple[list[Versus], Kept, list[Candidate]]:
 
 
 def test_every_policy_holds_as_many_rows_as_the_comparator_at_every_token(
-    compared: tuple[list[Versus], Kept, list[Candidate]],
+    compared: tuple[list[Versus], TrialListSink, list[Candidate]],
 ) -> None:
     for versus in compared[0]:
         assert versus.since == 2
@@ -92,7 +80,7 @@ def test_every_policy_holds_as_many_rows_as_the_comparator_at_every_token(
 
 
 def test_both_sides_keeping_everything_say_the_same_of_the_same_tokens(
-    compared: tuple[list[Versus], Kept, list[Candidate]],
+    compared: tuple[list[Versus], TrialListSink, list[Candidate]],
 ) -> None:
     for versus in compared[0]:
         assert versus.dense_difference < 1e-4
@@ -107,7 +95,7 @@ def test_both_sides_keeping_everything_say_the_same_of_the_same_tokens(
 
 
 def test_our_sessions_are_in_the_log_and_so_is_what_came_of_them(
-    compared: tuple[list[Versus], Kept, list[Candidate]],
+    compared: tuple[list[Versus], TrialListSink, list[Candidate]],
 ) -> None:
     found, sink, candidates = compared
     assert [s.session_id for s in sink.sessions] == ["openvino-batching-0-0", "openvino-batching-0-1"]
@@ -123,7 +111,7 @@ def test_our_sessions_are_in_the_log_and_so_is_what_came_of_them(
 
 def test_speaking_for_itself_the_comparator_likes_its_own_tokens_best() -> None:
     """Which is why a given text is the default."""
-    sink = World(Kept(), ManualClock(), "r")
+    sink = World(TrialListSink(), ManualClock(), "r")
     candidates = policies_beside(EVICTION, ["stream"])
     found = run_versus(
         task("greedy", range(1)), batching_model(), EVICTION, target(), candidates, sink, opened=BatchingPipeline
@@ -214,7 +202,7 @@ def test_prompts_of_a_text_are_its_stretches_each_with_what_follows() -> None:
 
 
 def test_a_policy_s_own_budget_shows_where_rows_are_not_equal() -> None:
-    sink = World(Kept(), ManualClock(), "r")
+    sink = World(TrialListSink(), ManualClock(), "r")
     candidates = policies_beside(EVICTION, ["class:budget=97"])
     found = run_versus(
         task("text", range(1)), batching_model(), EVICTION, target(), candidates, sink, opened=BatchingPipeline

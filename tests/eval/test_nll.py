@@ -21,25 +21,13 @@ from kvtape.eval.nll_report import nll_rows
 from kvtape.eval.targets import Target, World
 from kvtape.eval.texts import long_text
 from kvtape.planner.events import Op
-from kvtape.planner.rows import TrialRow
 from kvtape.planner.specs import SpecError
-from kvtape.testing.sink import ListSink
 from support.engines import NATIVE, load_engine
 from support.tiny_gguf import write_tiny
+from support.trials import TrialListSink
 
 LOGITS = arrays(np.float32, 9, elements=st.floats(-50, 50, width=32))
 N_CTX, N_TOKENS = 256, 8 * 256
-
-
-class Kept(ListSink):
-    """Everything in memory, trials too; sessions share one list of events."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trials: list[TrialRow] = []
-
-    def add_trials(self, rows: list[TrialRow]) -> None:
-        self.trials += rows
 
 
 @pytest.fixture(scope="module", params=NATIVE)
@@ -50,8 +38,10 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     loaded.close()
 
 
-def run(target: Target, policies: tuple[str, ...], n_tokens: int, n_ctx: int = N_CTX) -> tuple[list[NllTrack], Kept]:
-    sink = Kept()
+def run(
+    target: Target, policies: tuple[str, ...], n_tokens: int, n_ctx: int = N_CTX
+) -> tuple[list[NllTrack], TrialListSink]:
+    sink = TrialListSink()
     task = NllTask(long_text(target.engine.tokenize, 3, n_tokens), n_ctx, 1000, 3)
     candidates = candidates_of(policies, [])
     check_task(task, target, candidates)

@@ -23,13 +23,14 @@ from kvtape.eval.prompts import NeedlePrompt
 from kvtape.eval.targets import NullSink, Target, World
 from kvtape.planner.events import Event, Op
 from kvtape.planner.residency import fold
-from kvtape.planner.rows import PlanRow, RunRow, TrialRow
+from kvtape.planner.rows import PlanRow, RunRow
 from kvtape.planner.scores import ScoreRequest
 from kvtape.planner.specs import parse_policy
 from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import Recorder
 from support.engines import ENGINES, load_engine
 from support.tiny_gguf import write_tiny
+from support.trials import TrialListSink
 
 RUN = RunRow(
     run_id="r", kind="live", config_digest="", config="{}", seed=None, kvtape_version="", engine_versions="{}",
@@ -178,20 +179,10 @@ def fresh_trial(on: Target, prompt: NeedlePrompt, candidate: Candidate) -> tuple
         return kept, session.logits.copy()
 
 
-class Kept(NullSink):
-    """The trials alone."""
-
-    def __init__(self) -> None:
-        self.trials: list[TrialRow] = []
-
-    def add_trials(self, rows: list[TrialRow]) -> None:  # type: ignore[override]
-        self.trials += rows
-
-
 def test_without_scores_a_scored_policy_keeps_what_the_window_keeps(engine: Engine) -> None:
     on = target(engine, scores=False)
     candidates = candidates_of(["stream", "snapkv:sink=4,queries=probe", "h2o:sink=4,recent=16"], [96])
-    sink = Kept()
+    sink = TrialListSink()
     trials = run_needle(TASK, [on], prepare(TASK, [on], candidates), candidates, World(sink, ManualClock(), "r"))
     by_policy = [[t for t in trials if t.candidate is c] for c in candidates]
     assert [t.scored for t in trials[:4]] == [None, None, False, False]
