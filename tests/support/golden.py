@@ -17,14 +17,14 @@ from typing import Any
 from kvtape.backends.protocol import SessionConfig
 from kvtape.backends.session import Session
 from kvtape.planner.events import SCHEMA_VERSION, Op
-from kvtape.planner.rows import CertificationRow, TrialRow
+from kvtape.planner.rows import TrialRow
 from kvtape.planner.specs import parse_policy
 from kvtape.testing.toy import open_toy
 from kvtape.traces.reader import Log, open_log
 from kvtape.traces.recorder import Recorder
 from kvtape.traces.schema import ROW_TABLES
 from kvtape.traces.wire import to_json
-from support.logs import KEY, TickClock, event, record_script, run_row, script, session_row
+from support.logs import KEY, TickClock, certification_row, event, record_script, run_row, script, session_row
 
 __all__ = ["GOLDEN", "facts", "unpack"]
 
@@ -52,14 +52,11 @@ def make(path: Path) -> None:
             )
         ]
     )
-    proof = {"kind": "gate", "model": "tiny.gguf", "fingerprint": "llama/0", "engine": "toy", "engine_version": "1"}
-    proof |= {"machine": "m", "day": "2026-01-01", "subject": "speculation", "settings": "seed=0", "verdict": "pass"}
     recorder.add_certifications(
         [
-            CertificationRow(
-                run_id="r0",
-                certification=0,
-                **proof,
+            certification_row(
+                settings="seed=0",
+                verdict="pass",
                 ability="speed",
                 measure="turn",
                 value=0.9,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvtape.planner.events import BlockRef, Event, Op
 from kvtape.planner.fields import Field, Kind
-from kvtape.planner.rows import RunRow, SessionRow
+from kvtape.planner.rows import CertificationRow, RunRow, SessionRow
 from kvtape.traces.keys import key_path
 from kvtape.traces.recorder import Recorder
 from kvtape.traces.schema import ENUMS, EVENTS, Table
@@ -22,6 +22,7 @@ from support.scripted import Script
 __all__ = [
     "KEY",
     "TickClock",
+    "certification_row",
     "event",
     "hashes_of",
     "record_script",
@@ -78,6 +79,24 @@ def session_row(session_id: str = "s0", run_id: str = "r0", *, content: bool = T
         cold_budget_tokens=0,
         capabilities="{}",
         content=content,
+    )
+    return replace(row, **changes)
+
+
+def certification_row(number: int = 0, **changes: Any) -> CertificationRow:
+    row = CertificationRow(
+        run_id="r0",
+        certification=number,
+        kind="gate",
+        model="tiny.gguf",
+        fingerprint="llama/0",
+        engine="toy",
+        engine_version="1",
+        machine="m",
+        day="2026-01-01",
+        subject="speculation",
+        settings="",
+        verdict="fail",
     )
     return replace(row, **changes)
 

@@ -12,7 +12,7 @@ import pytest
 from kvtape.backends.protocol import AttentionMass, SessionConfig
 from kvtape.backends.session import Session
 from kvtape.planner.events import Op
-from kvtape.planner.rows import CertificationRow, TrialRow
+from kvtape.planner.rows import TrialRow
 from kvtape.planner.specs import parse_policy
 from kvtape.testing.sink import ListSink
 from kvtape.testing.toy import ToyBackend, open_toy
@@ -21,7 +21,7 @@ from kvtape.traces.reader import Log, open_log
 from kvtape.traces.recorder import Recorder
 from kvtape.traces.verify import verify
 from support.forge import edit_log
-from support.logs import KEY, TickClock, run_row, write_log
+from support.logs import KEY, TickClock, certification_row, run_row, write_log
 
 N_LAYERS = 2
 CONFIG = SessionConfig(n_ctx=64, chunk=16, options={"scores": "on"})
@@ -156,26 +156,8 @@ def test_a_log_without_these_tables_is_named(tmp_path: Path) -> None:
 # -- certifications ------------------------------------------------------------------------------------------------
 
 
-def certification(number: int, **changes: object) -> CertificationRow:
-    row = CertificationRow(
-        run_id="r0",
-        certification=number,
-        kind="gate",
-        model="tiny.gguf",
-        fingerprint="llama/0",
-        engine="toy",
-        engine_version="1",
-        machine="m",
-        day="2026-01-01",
-        subject="speculation=lookup",
-        settings="",
-        verdict="fail",
-    )
-    return replace(row, **changes)  # type: ignore[arg-type]
-
-
 def test_certifications_are_rows_of_the_log_and_go_on_after_a_resume(tmp_path: Path) -> None:
-    rows = [certification(0, value=1.5, low=1.25), certification(4, ability="speed", verdict="pass")]
+    rows = [certification_row(0, value=1.5, low=1.25), certification_row(4, ability="speed", verdict="pass")]
     path = tmp_path / "a.duckdb"
     recorder = Recorder(path, run_row(), clock=TickClock(), key=KEY)
     recorder.add_certifications(rows)
@@ -183,14 +165,14 @@ def test_certifications_are_rows_of_the_log_and_go_on_after_a_resume(tmp_path: P
     recorder.close()
     recorder = Recorder(path, run_row(), clock=TickClock(), key=KEY, resume=True)
     with pytest.raises(SequenceConflict, match="certification 4 came, the last of run r0 is 4"):
-        recorder.add_certifications([certification(4)])
+        recorder.add_certifications([certification_row(4)])
     with pytest.raises(ValueError, match="not finite"):
-        recorder.add_certifications([certification(5), certification(6, threshold=float("nan"))])
-    recorder.add_certifications([certification(5)])
+        recorder.add_certifications([certification_row(5), certification_row(6, threshold=float("nan"))])
+    recorder.add_certifications([certification_row(5)])
     recorder.seal()
     assert verify(path).ok
     with open_log(path) as log:
-        assert log.certifications() == [*rows, certification(5)]
+        assert log.certifications() == [*rows, certification_row(5)]
         assert log.sql("SELECT verdict, count(*) FROM certifications GROUP BY ALL ORDER BY 1")[1] == [
             ("fail", 2),
             ("pass", 1),
