@@ -82,10 +82,6 @@ class Account:
     def turn(self) -> int:
         return self._journal.state.turn
 
-    @property
-    def events(self) -> int:
-        return self._journal.next_seq
-
     def cache_positions(self) -> npt.NDArray[np.int64]:
         """Where rows should stand, ascending."""
         parts = [np.arange(s.cache_start, s.cache_stop, dtype=np.int64) for s in self.layout]

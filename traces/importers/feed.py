@@ -61,10 +61,6 @@ class LineFeed:
         if self._partial:
             yield self._line()
 
-    @property
-    def unfinished(self) -> bool:
-        return bool(self._partial)
-
     def parts(self) -> tuple[Part, ...]:
         """The files so far, up to the end of the last line."""
         return (*self._before, self._part())
