@@ -32,6 +32,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from kvtape.backends.logits import log_softmax
 from kvtape.backends.reference.engines import boundary_per_layer, markov_rs_codec
 from kvtape.backends.reference.engines.engine import KvEngine
 from kvtape.backends.reference.engines.registry import make_engine, parse_engine
@@ -115,7 +116,7 @@ def _steps(spec: str, weights: Weights, stretches: list[list[int]], args: argpar
         hidden = [engine.decode_step(weights, local, token) for token in tokens[args.prompt : -1]]
         done.seconds += time.process_time() - begun
         done.hidden += hidden
-        done.log_p.append(_log_softmax(logits_of(weights, np.concatenate(hidden))))
+        done.log_p.append(log_softmax(logits_of(weights, np.concatenate(hidden))))
         done.bytes = {kind.kind: kind.occupied for kind in engine.memory().kinds}
     return done
 
@@ -138,12 +139,6 @@ def _beside(standard: Steps, engine: Steps, stretches: list[list[int]], args: ar
         "times": engine.seconds / standard.seconds,
         "bytes": engine.bytes,
     }
-
-
-def _log_softmax(logits: Any) -> Any:
-    x = logits.astype(np.float64)
-    x -= x.max(axis=1, keepdims=True)
-    return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from kvtape.backends.logits import log_softmax
 from kvtape.backends.reference.model.dispatch import advance, logits_of
 from kvtape.backends.reference.model.ffn import LocalFfn
 from kvtape.backends.reference.model.forward import forward
@@ -120,7 +121,7 @@ def _agreement(path: Path, hidden: Any, tokens: list[int]) -> dict[str, Any]:
         theirs = llama.scores[start : start + len(ours)]
         furthest = max(furthest, float(np.abs(ours - theirs).max()))
         same += int((ours.argmax(axis=1) == theirs.argmax(axis=1)).sum())
-        p, q = _log_softmax(ours), _log_softmax(theirs)
+        p, q = log_softmax(ours), log_softmax(theirs)
         kl += (np.exp(p) * (p - q)).sum(axis=1).tolist()
         after = np.asarray(tokens[start + 1 : start + 1 + len(ours)])
         rows = np.arange(len(after))
@@ -136,12 +137,6 @@ def _agreement(path: Path, hidden: Any, tokens: list[int]) -> dict[str, Any]:
         "nll": ours_nll,
         "nll_llama": theirs_nll,
     }
-
-
-def _log_softmax(logits: Any) -> Any:
-    x = logits.astype(np.float64)
-    x -= x.max(axis=1, keepdims=True)
-    return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
 
 
 def _speed(path: Path, tokens: list[int]) -> dict[str, float]:
