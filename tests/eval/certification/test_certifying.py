@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from kvtape.backends.clock import ManualClock
 from kvtape.backends.errors import EngineFault, FatalClass, UsageError
 from kvtape.backends.proofs.rows import Measure, ProofRow
-from kvtape.backends.protocol import Backend, Computed, Engine, SessionConfig
+from kvtape.backends.protocol import Backend, Computed, SessionConfig
 from kvtape.backends.registry import open_engine
 from kvtape.eval.certification.bench import attempt, kl_of_logits
 from kvtape.eval.certification.catalog import Knob, chosen_knobs
@@ -42,11 +42,7 @@ SIZES = Sizes(
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(3, 259, SIZES.text_tokens)]
 
 
-def here(name: str, model: Path, options: Mapping[str, str], /) -> Engine:
-    return open_engine(name, model, options)
-
-
-def certifier(name: str, model: Path, load: OpenEngine = here, **changed: Any) -> Certifier:
+def certifier(name: str, model: Path, load: OpenEngine = open_engine, **changed: Any) -> Certifier:
     smoke = Smoke(tuple(TOKENS), SIZES)
     return Certifier(name, model, load, smoke, ManualClock(), "2026-11-30", **changed)
 
