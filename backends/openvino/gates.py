@@ -7,13 +7,13 @@ rightly, and says nothing about it.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from kvtape.backends.errors import EnvironmentProblem, UsageError
-from kvtape.backends.gates import Gates
 from kvtape.capacity.model import ModelShape
 from kvtape.planner.capabilities import Capabilities
 
-__all__ = ["ARCHITECTURES", "check_model", "gate"]
+__all__ = ["ARCHITECTURES", "Gate", "check_model", "gate"]
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 """Compared with an independent implementation; others may convert, but their numbers are not shown to be right."""
@@ -51,9 +51,23 @@ def check_model(model: ModelShape) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A session's capabilities and, for each false one, the reason."""
+
+    capabilities: Capabilities
+    reasons: dict[str, str]
+
+    def refusal(self, operation: str) -> str | None:
+        """Raises ValueError for a name that is no capability."""
+        if operation not in _FLAGS:
+            raise ValueError(f"{operation!r} is no capability; known: {', '.join(_FLAGS)}")
+        return self.reasons.get(operation)
+
+
 def gate(
     *, mirror: bool, scores: bool, cold_budget_tokens: int, no_rotation: str | None, unproven: str | None = None
-) -> Gates:
+) -> Gate:
     """`no_rotation`: why the probe found no rotation; None when it did. `unproven`: why rows that are kept with a loss
     may not be cut, moved or put back (they are not certified, and nobody waived it); None where they may."""
     reasons = {
@@ -74,4 +88,4 @@ def gate(
     if "cold_store" not in reasons and cold_budget_tokens <= 0:
         reasons["cold_store"] = "no cold budget was given (cold_budget_tokens is 0)"
     able = {name: name not in reasons for name in _FLAGS if name != "sliding_window_attention_tokens"}
-    return Gates(Capabilities(**able, sliding_window_attention_tokens=0), reasons)
+    return Gate(Capabilities(**able, sliding_window_attention_tokens=0), reasons)

@@ -20,10 +20,10 @@ from kvtape.backends.errors import (
     StateRejected,
     UnsupportedOperation,
 )
-from kvtape.backends.gates import Gates
 from kvtape.backends.openvino import saved
 from kvtape.backends.openvino.checks import check_positions, check_tape_free, check_tokens, shifted
 from kvtape.backends.openvino.compiled import Compiled
+from kvtape.backends.openvino.gates import Gate
 from kvtape.backends.openvino.mirror import Rows
 from kvtape.backends.openvino.options import Resolved
 from kvtape.backends.openvino.rope import F32, I64
@@ -44,13 +44,13 @@ class OpenVinoBackend:
     name = "openvino"
     verify_margin = 0.01  # a hundred times what logits of one call and of several were seen to differ by
 
-    def __init__(self, compiled: Compiled, facts: ModelFacts, asked: Resolved, gates: Gates, version: str) -> None:
+    def __init__(self, compiled: Compiled, facts: ModelFacts, asked: Resolved, gate: Gate, version: str) -> None:
         self.engine_version = version
         self.facts = facts
         self.config = asked.config
         self.n_ctx = asked.n_ctx
-        self.capabilities = gates.capabilities
-        self._gates = gates
+        self.capabilities = gate.capabilities
+        self._gate = gate
         self._shape = compiled.shape
         self._state = EngineState(compiled, mirror=asked.mirror)
 
@@ -257,7 +257,7 @@ class OpenVinoBackend:
         return {"resident": resident, "allocated": resident, "mirror": mirror if self._state.mirror else 0}
 
     def refusal(self, operation: str) -> str | None:
-        return self._gates.refusal(operation)
+        return self._gate.refusal(operation)
 
     def cancel(self) -> None:
         self._state.stop.set()
@@ -278,8 +278,9 @@ class OpenVinoBackend:
 
     def _enter(self, capability: str | None = None, operation: str = "") -> None:
         self._state.check_usable()
-        if capability is not None:
-            self._gates.require(operation, capability)
+        why = None if capability is None else self._gate.refusal(capability)
+        if why is not None:
+            raise UnsupportedOperation(operation, f"{capability} is false: {why}")
         self._state.check_stop()
 
     def _check_room(self, n: int, why: str) -> None:

@@ -141,7 +141,7 @@ def test_reasons_say_why() -> None:
     yarn = tiny_session("llama-yarn").refusal("position_shift") or ""
     assert "yarn rope scaling" in yarn
     assert "layer 0" in yarn
-    with pytest.raises(UsageError, match="no capability"):
+    with pytest.raises(ValueError, match="no capability"):
         tiny_session().refusal("teleport")
 
 
