@@ -28,7 +28,7 @@ JOBS ?= 2
 
 STRICT := planner capacity traces backends eval replay serve sim cli testing
 
-.PHONY: help setup demo test check format docs bench bench-peers fidelity contract soak clean
+.PHONY: help setup demo test check format docs site bench bench-peers fidelity contract soak clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +75,10 @@ docs: setup ## write the generated parts of the pages
 	$(BIN)/python docs/write_batching.py
 	$(BIN)/python -m kvtape.traces.document docs/log-schema.md
 	$(BIN)/python docs/write_sql.py
+
+site: setup ## build the pages of docs/ as a site that needs no network (writes site/)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
 
 bench-peers: setup ## kvtape curve and fleet beside its peers from PyPI, on a Mooncake trace (TRACE=F.jsonl)
 	@test -n "$(TRACE)" || { echo "name a Mooncake request trace: make bench-peers TRACE=conversation_trace.jsonl" >&2; exit 2; }
