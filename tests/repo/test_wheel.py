@@ -12,7 +12,7 @@ import pytest
 
 from support.repository import ROOMS, ROOT, tracked_files
 
-SHIPPED = (".py", "py.typed", ".json", ".txt")
+SHIPPED = (".py", "py.typed", ".gz", ".json", ".txt")
 
 
 @pytest.fixture(scope="module")
