@@ -26,7 +26,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 # Processes of the test suite, each with its own engines; JOBS=0 is one, without workers.
 JOBS ?= 2
 
-STRICT := planner capacity traces backends eval replay serve sim cli testing
+STRICT := planner capacity traces backends eval replay serve sim report cli testing
 
 .PHONY: help setup demo test check format docs site bench bench-peers fidelity contract soak clean
 

@@ -32,6 +32,7 @@ from kvtape.cli import (
     redact,
     repair,
     replay,
+    report,
     run_engine,
     serve,
     show,
@@ -73,6 +74,7 @@ app.command(cls=EngineHelp)(bench.bench)
 app.command()(ffn_server.ffn_server)
 app.command()(serve.serve)
 app.command()(explain.explain)
+app.command()(report.report)
 app.command("eval")(evaluate)
 app.command()(gate.gate)
 app.add_typer(model_list.models)

@@ -1,1 +1,1 @@
-"""Pages and pictures made from a log. Empty until the report lands; the room fixes where it goes."""
+"""The report: one self-contained HTML page of a log. Start at `panel` (what a page is made of) and `panels`."""

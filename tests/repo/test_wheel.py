@@ -12,7 +12,7 @@ import pytest
 
 from support.repository import ROOMS, ROOT, tracked_files
 
-SHIPPED = (".py", "py.typed", ".gz", ".json", ".txt")
+SHIPPED = (".py", "py.typed", ".gz", ".json", ".txt", ".css", ".js")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,2 @@
+"use strict";
+// Colour themes, and small helpers that every drawing uses.

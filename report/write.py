@@ -1,0 +1,59 @@
+"""From a log to a report in a file: what `kvtape report` and `kvtape demo` call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtape.backends.user_files import write_whole
+from kvtape.report.page import PageMeta, page
+from kvtape.report.panels import make_panels
+from kvtape.report.sources import Sources, choose
+from kvtape.traces.reader import Log
+
+__all__ = ["Written", "report_html", "write_report"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """`size`: bytes of the file. `sessions`: how many are shown."""
+
+    path: Path
+    size: int
+    sessions: int
+
+
+def report_html(sources: Sources) -> str:
+    """The whole page. The same log, runs and results give the same text."""
+    return page(
+        make_panels(sources), PageMeta(f"kvtape report: {sources.log.path.name}", _lead(sources), _facts(sources))
+    )
+
+
+def write_report(
+    log: Log, out: Path, *, runs: Sequence[str] = (), sessions: Sequence[str] = (), results: Sequence[Path] = ()
+) -> Written:
+    """Write the report of an open log to `out`, whole or not at all.
+
+    Raises NoSuchRow for a run or session that is not there, or a log without runs; OSError, which names `out`.
+    """
+    sources = choose(log, runs, sessions, results)
+    html = report_html(sources)
+    write_whole(out, html)
+    return Written(out, len(html.encode()), len(sources.sessions))
+
+
+def _lead(sources: Sources) -> str:
+    return "What a language model's KV cache held, event by event, what that cost, and what other policies would do."
+
+
+def _facts(sources: Sources) -> tuple[tuple[str, str], ...]:
+    first = sources.sessions[0] if sources.sessions else None
+    return (
+        ("log", sources.log.path.name),
+        ("run", ", ".join(run.run_id for run in sources.shown)),
+        ("sessions", f"{len(sources.sessions):,}"),
+        ("model", (first and first.model_name) or "unknown"),
+        ("policy", (first and first.policy) or "unknown"),
+    )
