@@ -66,6 +66,7 @@ def import_trace(
     """
     from kvtape.backends.errors import UsageError
     from kvtape.cli.output import kvtape_version
+    from kvtape.cli.progress import progress
     from kvtape.cli.recording import require_new
     from kvtape.traces.importers import importing
     from kvtape.traces.importers.protocol import Asked
@@ -77,9 +78,16 @@ def import_trace(
         raise UsageError("--wait and --until-quiet go with --follow")
     require_new(log)
     asked = Asked(block_tokens, drop_duplicates)
-    result = importing.import_trace(
-        files, log, kvtape_version=kvtape_version(), format_name=format_name, asked=asked, content=content
-    )
+    with progress("importing") as shown:
+        result = importing.import_trace(
+            files,
+            log,
+            kvtape_version=kvtape_version(),
+            format_name=format_name,
+            asked=asked,
+            content=content,
+            tell=shown.update,
+        )
     _tell(log, result, _body(log, result), as_json=as_json)
 
 

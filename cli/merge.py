@@ -31,10 +31,12 @@ def merge(
       kvtape merge logs/ --out week.duckdb
     """
     from kvtape.cli.output import Section, emit
+    from kvtape.cli.progress import progress
     from kvtape.traces.merge import merge as run
     from kvtape.traces.merge import merge_to_parquet
 
-    report = (merge_to_parquet if parquet else run)(logs, out)
+    with progress("merging") as shown:
+        report = (merge_to_parquet if parquet else run)(logs, out, shown.update)
     sources = [{"log": name, "digest": digest} for name, digest in report.sources]
     body = {
         "out": str(out),

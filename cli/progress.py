@@ -1,13 +1,20 @@
-"""Progress on stderr: a bar on a terminal, nothing in a pipe."""
+"""Progress on stderr: a bar on a terminal, now and then a line elsewhere; both with a rate and the time that is left.
+
+`KVTAPE_PROGRESS` says it otherwise: `bar`, `lines` or `none`. A terminal that cannot move its cursor (TERM=dumb) gets
+lines. With NO_COLOR the bar has no colours.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
+from kvtape.backends.clock import MonotonicClock
 from kvtape.backends.sinks import WatchingSink
+from kvtape.cli.progress_lines import Lines
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn, Task
@@ -15,7 +22,10 @@ if TYPE_CHECKING:
     from kvtape.backends.protocol import EventSink
     from kvtape.planner.events import Event
 
-__all__ = ["Progress", "WatchedSink", "progress"]
+__all__ = ["VARIABLE", "Progress", "Style", "WatchedSink", "progress", "style"]
+
+VARIABLE = "KVTAPE_PROGRESS"
+Style = Literal["bar", "lines", "none"]
 
 
 class Progress(Protocol):
@@ -28,26 +38,49 @@ class _Silent:
         pass
 
 
+def style(environment: Mapping[str, str], *, terminal: bool) -> Style:
+    """How progress is shown. Raises UsageError for a word that says nothing."""
+    from kvtape.backends.errors import UsageError
+
+    asked = environment.get(VARIABLE, "")
+    if asked not in ("", "bar", "lines", "none"):
+        raise UsageError(f"{VARIABLE}={asked} is not understood; set it to bar, lines or none, or leave it unset")
+    if asked:
+        return asked  # type: ignore[return-value]
+    return "bar" if terminal and environment.get("TERM") != "dumb" else "lines"
+
+
 @contextmanager
 def progress(title: str) -> Iterator[Progress]:
-    """A progress display for the block; silent unless stderr is a terminal."""
-    if not sys.stderr.isatty():
+    """A display of how far the block is."""
+    chosen = style(os.environ, terminal=sys.stderr.isatty())
+    if chosen == "none":
         yield _Silent()
-        return
+    elif chosen == "lines":
+        yield Lines(title, sys.stderr, MonotonicClock())
+    else:
+        with _bar(title) as bar:
+            yield bar
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
+        # A file's or a session's name may have brackets, which are no markup.
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
         MofNCompleteColumn(),
         _rate_column(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    with Bars(*columns, console=Console(stderr=True, color_system=colours), transient=True) as bars:
         task = bars.add_task(title, total=None)
 
         class Bar:

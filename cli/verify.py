@@ -16,9 +16,11 @@ def verify(log: LogPath, as_json: AsJson = False) -> int:
     from dataclasses import asdict
 
     from kvtape.cli.output import Section, emit, note
+    from kvtape.cli.progress import progress
     from kvtape.traces.verify import verify as check
 
-    result = check(log)
+    with progress("verifying") as shown:
+        result = check(log, shown.update)
     if result.notice:
         note(f"kvtape: {result.notice}")
     findings = [asdict(finding) for finding in result.findings]

@@ -19,6 +19,9 @@ from support.processor import refused_here
 _proofs = tempfile.TemporaryDirectory(prefix="kvtape-proofs-")
 os.environ["KVTAPE_PROOFS"] = f"{_proofs.name}/proofs.json"
 
+# On a slow machine any command may take long enough to tell how far it is, beside what a test expects of stderr.
+os.environ["KVTAPE_PROGRESS"] = "none"
+
 # How long one example takes says more about the machine than about the code; the timeout of a test still holds.
 settings.register_profile("kvtape", deadline=None)
 settings.load_profile("kvtape")

@@ -25,6 +25,7 @@ from kvtape.traces.row_check import are_recorded, check_rows
 from kvtape.traces.schema import ROW_TABLES, Table
 from kvtape.traces.sidecar import Head, session_key
 from kvtape.traces.stretches import Stretches
+from kvtape.traces.telling import Tell, silent
 
 __all__ = ["ChainReport", "StoredBatch", "batch_slices", "chain_windows", "check_chain", "last_seqs", "stored_batches"]
 
@@ -61,14 +62,18 @@ def stored_batches(connection: duckdb.DuckDBPyConnection) -> list[StoredBatch]:
     return [StoredBatch(b, BatchSummary(rows, spans, tables), p, d) for b, rows, spans, tables, p, d in found]
 
 
-def check_chain(connection: duckdb.DuckDBPyConnection, meta: dict[str, str], head: Head | None) -> ChainReport:
-    """Recompute everything; `head` None is not a finding here. Reads a window of batches at a time."""
+def check_chain(
+    connection: duckdb.DuckDBPyConnection, meta: dict[str, str], head: Head | None, tell: Tell = silent
+) -> ChainReport:
+    """Recompute everything; `head` None is not a finding here. Reads a window of batches at a time; tells rows."""
     report = ChainReport(digest=genesis(meta).hex())
     batches = stored_batches(connection)
     report.batches = len(batches)
     report.findings += _check_links(meta, batches)
+    total = sum(stored.summary.rows for stored in batches)
     for table, window, rows, bounds in _read_ahead(connection, batches):
         report.rows += _check_window(table, window, rows, bounds, report.findings)
+        tell(report.rows, total, "rows")
     report.findings += _strays(connection)
     report.findings += _gaps(connection)
     if batches:

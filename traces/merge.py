@@ -29,6 +29,7 @@ from kvtape.traces.reader import Log, open_log
 from kvtape.traces.schema import ROW_TABLES, RUNS, SCHEMA_VERSION, Table
 from kvtape.traces.seal import publish_sealed
 from kvtape.traces.sidecar import Head
+from kvtape.traces.telling import Tell, silent, tell_of
 from kvtape.traces.union import Part, union
 from kvtape.traces.verify import verify
 
@@ -55,8 +56,10 @@ def parts_of(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def merge(paths: Sequence[str | Path], out: str | Path) -> MergeReport:
+def merge(paths: Sequence[str | Path], out: str | Path, tell: Tell = silent) -> MergeReport:
     """Make the sealed log `out` of logs and log folders, live ones as they are at this moment.
+
+    `tell` hears of rows, first as each part is verified, then as they are written.
 
     Raises what `open_log` raises, LogUnreadable for a part that does not verify, KeyMismatch for parts under several
     keys, LogExists, SequenceConflict, OSError. The parts are not touched.
@@ -65,16 +68,16 @@ def merge(paths: Sequence[str | Path], out: str | Path) -> MergeReport:
     refuse_leftovers(target)
     with ExitStack() as held, claimed(target) as fresh:
         logs = [held.enter_context(open_log(path)) for path in parts_of([Path(p) for p in paths])]
-        _check(logs, [Path(p) for p in paths])
+        _check(logs, [Path(p) for p in paths], tell)
         meta = _meta(logs)
         build_file(fresh, {**meta, "sealed": "true"})
-        head, events = _append_all(logs, meta, fresh)
+        head, events = _append_all(logs, meta, fresh, tell)
         head = publish_sealed(fresh, target, head)
         sources = tuple((log.path.name, log.chain_digest) for log in logs)
     return MergeReport(events, len(head.sessions), head.batch, head.rows, head.digest, sources)
 
 
-def _check(logs: Sequence[Log], paths: Sequence[Path]) -> None:
+def _check(logs: Sequence[Log], paths: Sequence[Path], tell: Tell) -> None:
     if not logs:
         raise LogUnreadable(f"{', '.join(map(str, paths))}: no segment there, nothing to merge")
     keys = {log.meta.get("key_id") for log in logs}
@@ -84,7 +87,7 @@ def _check(logs: Sequence[Log], paths: Sequence[Path]) -> None:
             f"hashes do not compare; merge logs of one folder"
         )
     for log in logs:
-        found = verify(log.path).findings
+        found = verify(log.path, tell_of(tell, f"checking {log.path.name}")).findings
         if found:
             raise LogUnreadable(f"{log.path}: does not verify ({found[0].detail}); nothing was merged")
     union(paths[0], [Part(log.path.name, log.meta, file=log.source) for log in logs]).close()
@@ -107,13 +110,14 @@ def _meta(logs: Sequence[Log]) -> dict[str, str]:
     return {**same, **more}
 
 
-def _append_all(logs: Sequence[Log], meta: Mapping[str, str], fresh: Path) -> tuple[Head, int]:
+def _append_all(logs: Sequence[Log], meta: Mapping[str, str], fresh: Path, tell: Tell) -> tuple[Head, int]:
     digest, batch, rows, runs = genesis(meta), 0, 0, set[str]()
     connection = duckdb.connect(str(fresh), config={"threads": "1"})
     try:
         connection.execute("BEGIN")
-        for log in logs:
-            stored = stored_batches(log.connection)
+        stored_of = [(log, stored_batches(log.connection)) for log in logs]
+        total = sum(each.summary.rows for _, stored in stored_of for each in stored)
+        for log, stored in stored_of:
             for window in chain_windows(stored):
                 slices = {t.name: _by_batch(log, t, window) for t in ROW_TABLES}
                 for old in window:
@@ -128,6 +132,7 @@ def _append_all(logs: Sequence[Log], meta: Mapping[str, str], fresh: Path) -> tu
                         _insert(connection, name, data, batch)
                     values = [batch, summary.rows, summary.spans, summary.tables, previous, digest]
                     connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)", values)
+                    tell(rows, total, "writing")
         connection.execute("COMMIT")
         connection.execute("CHECKPOINT")
         sessions = last_seqs(stored_batches(connection))
@@ -160,14 +165,14 @@ def _insert(connection: duckdb.DuckDBPyConnection, name: str, data: pa.Table, ba
         connection.unregister("incoming")
 
 
-def merge_to_parquet(paths: Sequence[str | Path], out: str | Path) -> MergeReport:
+def merge_to_parquet(paths: Sequence[str | Path], out: str | Path, tell: Tell = silent) -> MergeReport:
     """The same, written as Parquet files (see `parquet_files`), which `parquet://` opens. Raises the same."""
     target = Path(out)
     if target.exists():
         raise LogExists(f"{target}: already there; kvtape writes over nothing, choose another folder")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         merged = Path(scratch) / "merged.duckdb"
-        report = merge(paths, merged)
+        report = merge(paths, merged, tell)
         connection = open_read_only(merged, merged, confined=False)
         try:
             write_parquet(connection, target)

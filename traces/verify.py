@@ -20,6 +20,7 @@ from kvtape.traces.leftovers import leftovers
 from kvtape.traces.live import held_elsewhere, recorded_here
 from kvtape.traces.reader import Log, open_log
 from kvtape.traces.sidecar import file_digest
+from kvtape.traces.telling import Tell, silent, tell_of
 from kvtape.traces.union import open_folder, open_parquet, parquet_parts, parquet_place
 
 __all__ = ["Finding", "FindingKind", "VerifyResult", "verify"]
@@ -37,20 +38,22 @@ class VerifyResult:
     notice: str | None = None
 
 
-def verify(path: str | Path) -> VerifyResult:
+def verify(path: str | Path, tell: Tell = silent) -> VerifyResult:
     """Recompute the chain of the log, or of every part of a log folder or of logs written out as Parquet.
+
+    `tell` hears how many rows of the part at hand are done.
 
     Raises LogMissing, NotALog, LogTooNew, LogUnreadable, SequenceConflict; never for a finding.
     """
     where = parquet_place(path)
     if where is not None:
-        return _together([_verify_parquet(out) for out in parquet_parts(where)], [], [])
+        return _together([_verify_parquet(out, tell) for out in parquet_parts(where)], [], [])
     if Path(path).is_dir():
-        return _verify_folder(Path(path))
-    return _verify_file(Path(path))
+        return _verify_folder(Path(path), tell)
+    return _verify_file(Path(path), tell)
 
 
-def _verify_folder(folder: Path) -> VerifyResult:
+def _verify_folder(folder: Path, tell: Tell) -> VerifyResult:
     with open_folder(folder, torn=True):
         pass  # whether the parts go together
     results, findings, notices = [], [], []
@@ -59,7 +62,7 @@ def _verify_folder(folder: Path) -> VerifyResult:
         if not segment.there:
             findings.append(Finding(FindingKind.SEGMENT_MISSING, f"{name} is in the manifest and not in the folder"))
             continue
-        result = _verify_file(segment.path)
+        result = _verify_file(segment.path, tell_of(tell, name))
         results.append(result)
         findings += [replace(f, detail=f"{name}: {f.detail}") for f in result.findings]
         if not segment.registered:
@@ -71,9 +74,9 @@ def _verify_folder(folder: Path) -> VerifyResult:
     return _together(results, findings, notices)
 
 
-def _verify_parquet(out: str) -> VerifyResult:
+def _verify_parquet(out: str, tell: Tell) -> VerifyResult:
     with open_parquet(out) as log, readable(log.path):
-        report = check_chain(log.connection, dict(log.parts[0].meta), None)
+        report = check_chain(log.connection, dict(log.parts[0].meta), None, tell)
     findings = [replace(f, detail=f"{out}: {f.detail}") for f in report.findings]
     return VerifyResult(not findings, tuple(findings), report.rows, report.batches, report.digest)
 
@@ -92,10 +95,10 @@ def _together(results: Sequence[VerifyResult], findings: Sequence[Finding], noti
     )
 
 
-def _verify_file(path: Path) -> VerifyResult:
+def _verify_file(path: Path, tell: Tell) -> VerifyResult:
     with open_log(path, torn=True) as log:
         with readable(log.path):
-            report = check_chain(log.connection, log.meta, log.head)
+            report = check_chain(log.connection, log.meta, log.head, tell)
             key = stored_key(log.path, log.meta.get("key_id"))
             content = [] if key is None else list(check_content(log.connection, key))
             findings = [*report.findings, *content, *_fold_findings(log, report.findings), *_head_findings(log)]

@@ -21,6 +21,7 @@ from kvtape.traces.importers.reading import Trace, read_trace
 from kvtape.traces.importers.registry import AUTO, LOG_LINES
 from kvtape.traces.importers.source import Source
 from kvtape.traces.importers.writing import Batch, record_batches, write_new_log
+from kvtape.traces.telling import Tell, silent
 
 __all__ = ["ImportResult", "import_config", "import_run", "import_trace"]
 
@@ -50,18 +51,23 @@ def import_trace(
     format_name: str = AUTO,
     asked: Asked | None = None,
     content: bool = False,
+    tell: Tell = silent,
 ) -> ImportResult:
     """Import `files` (`-` is stdin), all of one format, as one run of kind `import` into the new, sealed log.
+
+    `tell` hears of the bytes that are read, then of the rows that are written.
 
     Raises SourceRejected for what cannot be read, LogExists, LogWriteFailed. In each case there is no log.
     """
     first = Source(files[0]) if files else None
+    if first is not None:
+        first.watch(tell)
     restored = _restored(files, first, log, format_name)
     if restored is not None:
         return restored
     asked = asked or Asked()
     notes = Notes()
-    trace = read_trace(files, format_name, asked, notes, first)
+    trace = read_trace(files, format_name, asked, notes, first, tell)
     times = [record.at_ns for record, _ in trace.records]
     zero, last = min(times), max(times)
     n_records = len(trace.records)
@@ -72,6 +78,7 @@ def import_trace(
     def batches(key: bytes) -> Iterator[Batch]:
         maker = EventMaker(run.run_id, trace.reader.name, zero, key, content=content)
         for batch in record_batches(_drained(trace.records), maker):
+            tell(n_records - len(trace.records), n_records, "rows to write")
             counts["events"] += batch["events"].num_rows if "events" in batch else 0
             yield batch
         counts["sessions"] = maker.n_sessions

@@ -11,6 +11,7 @@ from kvtape.traces.importers.notes import Notes
 from kvtape.traces.importers.protocol import Asked, Reader, Record
 from kvtape.traces.importers.registry import reader_for
 from kvtape.traces.importers.source import Source
+from kvtape.traces.telling import Tell, silent
 
 __all__ = ["Trace", "read_trace"]
 
@@ -26,15 +27,22 @@ class Trace:
 
 
 def read_trace(
-    files: Sequence[str | Path], format_name: str, asked: Asked, notes: Notes, first: Source | None = None
+    files: Sequence[str | Path],
+    format_name: str,
+    asked: Asked,
+    notes: Notes,
+    first: Source | None = None,
+    tell: Tell = silent,
 ) -> Trace:
     """Every record with the session it belongs to, in the order in which it will be written. Raises SourceRejected.
 
     `first`: `files[0]`, opened already, as stdin can be opened only once; it is closed here.
+    `tell` hears of the bytes of each.
     """
     trace: Trace | None = None
     for i, file in enumerate(files):
         with first if first is not None and i == 0 else Source(file) as source:
+            source.watch(tell)
             reader = reader_for(format_name, source)
             if trace is None:
                 trace = Trace(reader)

@@ -10,12 +10,13 @@ import hashlib
 import io
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self
 
 from kvtape.traces.importers.errors import SourceRejected
+from kvtape.traces.telling import Tell
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -51,6 +52,13 @@ class Source:
         self._plain = io.BufferedReader(self._fill, HEAD_BYTES)
         with self._unpacking():
             self.head = self._plain.peek(HEAD_BYTES)
+
+    def watch(self, tell: Tell) -> None:
+        """From now on `tell` hears how many bytes of the file, packed as it may be, were taken; of stdin of how many
+        is not known.
+        """
+        size = 0 if self.name == "stdin" else Path(self.name).stat().st_size
+        self._tap.seen = lambda taken: tell(taken, size, f"bytes of {self.stem}")
 
     def lines(self, *, drop_repeated: bool = False) -> Iterator[bytes]:
         """Lines without their ends (LF or CRLF), blank ones left out.
@@ -152,6 +160,8 @@ class _Tap:
     def __init__(self, inner: IO[bytes]) -> None:
         self._inner = inner
         self._ahead = b""
+        self._taken = 0
+        self.seen: Callable[[int], None] = lambda taken: None
 
     def peek(self, n: int) -> bytes:
         self._ahead = self._inner.read(n)
@@ -159,7 +169,10 @@ class _Tap:
 
     def read(self, n: int = -1) -> bytes:
         ahead, self._ahead = (self._ahead, b"") if n < 0 else (self._ahead[:n], self._ahead[n:])
-        return ahead + self._inner.read(n - len(ahead) if n >= 0 else -1)
+        data = ahead + self._inner.read(n - len(ahead) if n >= 0 else -1)
+        self._taken += len(data)
+        self.seen(self._taken)
+        return data
 
     def close(self) -> None:
         if self._inner is not sys.stdin.buffer:
