@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtape.planner.rows import RunRow, SessionRow
+from kvtape.report.given.reading import Given, Subject, read_given
 from kvtape.traces.errors import NoSuchRow
 from kvtape.traces.reader import Log
 
@@ -18,7 +19,7 @@ class Sources:
     """`shown`: runs whose sessions the panels of sessions show. `runs`: those that the panels of results look at.
 
     `sessions`: of the runs shown, in the order of their first events; `only`: their names when they were asked for.
-    `results`: JSON files that other verbs wrote.
+    `given`: what other verbs wrote of this log. `digests`: the logical digest of each of `runs`.
     """
 
     log: Log
@@ -26,11 +27,15 @@ class Sources:
     runs: tuple[RunRow, ...]
     sessions: tuple[SessionRow, ...]
     only: tuple[str, ...] = ()
-    results: tuple[Path, ...] = ()
+    given: Given = field(default_factory=Given)
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose(log: Log, runs: Sequence[str] = (), only: Sequence[str] = (), results: Sequence[Path] = ()) -> Sources:
-    """Without `runs` the log's default run is shown, and the results of all runs. Raises NoSuchRow."""
+    """Without `runs` the log's default run is shown, and the results of all runs.
+
+    Raises NoSuchRow, and UsageError for a file of `results` that is none, or not of this log.
+    """
     there = {row.run_id: row for row in log.runs()}
     unknown = [name for name in runs if name not in there]
     if unknown:
@@ -43,4 +48,13 @@ def choose(log: Log, runs: Sequence[str] = (), only: Sequence[str] = (), results
         more = f" and {len(names) - 20} more" if len(names) > 20 else ""
         raise NoSuchRow(f"{log.path}: no session {absent[0]!r}; there is {', '.join(names[:20]) or 'none'}{more}")
     kept = tuple(row for row in sessions if not only or row.session_id in only)
-    return Sources(log, shown, shown if runs else tuple(there.values()), kept, tuple(only), tuple(results))
+    looked_at = shown if runs else tuple(there.values())
+    digests = {run.run_id: log.logical_digest(run.run_id) for run in looked_at}
+    given = read_given(results, _subject(log, looked_at, digests)) if results else Given()
+    return Sources(log, shown, looked_at, kept, tuple(only), given, digests)
+
+
+def _subject(log: Log, runs: Sequence[RunRow], digests: Mapping[str, str]) -> Subject:
+    """Results may be of any run that is looked at, and of any model in them."""
+    models = {row.model_fingerprint for run in runs for row in log.sessions(run.run_id)}
+    return Subject(log.path.name, frozenset(digests.values()), frozenset(m for m in models if m is not None))

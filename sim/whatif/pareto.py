@@ -23,12 +23,12 @@ point did serve say nothing beside times over all of them.
 """
 
 
-def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Better]:
+def compared(rows: Sequence[Mapping[str, Any]], objectives: Mapping[str, Better] = OBJECTIVES) -> dict[str, Better]:
     """The objectives that some row has a figure for; what this log cannot show counts for nobody."""
-    return {name: way for name, way in OBJECTIVES.items() if any(row.get(name) is not None for row in rows)}
+    return {name: way for name, way in objectives.items() if any(row.get(name) is not None for row in rows)}
 
 
-def mark_front(rows: Sequence[Mapping[str, Any]]) -> list[bool]:
+def mark_front(rows: Sequence[Mapping[str, Any]], wanted: Mapping[str, Better] = OBJECTIVES) -> list[bool]:
     """For each row whether it is on the front. A row without all figures compared is not; equal rows are both.
 
     `not_served` of a row: turns that were refused, unserved or cut short; one that did none, not even in part, is not
@@ -37,7 +37,7 @@ def mark_front(rows: Sequence[Mapping[str, Any]]) -> list[bool]:
     """
     real = [row for row in rows if not row.get("clairvoyant")]
     least = min((row["not_served"] for row in real if row.get("not_served") is not None), default=0)
-    objectives = compared(real)
+    objectives = compared(real, wanted)
     takes_part = [not row.get("clairvoyant") and row.get("not_served") == least and not _idle(row) for row in rows]
     values = [_figures(row, objectives) if part else None for row, part in zip(rows, takes_part, strict=True)]
     there = [v for v in values if v is not None]

@@ -1,0 +1,140 @@
+"""Hit rates against budgets: from results of `kvtape curve`, else computed here from the prompts of a run.
+
+Computed are first in first out, least recently used, and the bound that knows the future, at powers of two, under the
+rules named `kvtape`: what `kvtape curve LOG` prints. A trace of more than `MOST_ACCESSES` is left to that command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from kvtape.report.given.reading import Given
+from kvtape.report.given.shapes import Curve
+from kvtape.sim.blocks.errors import CurveError
+from kvtape.sim.blocks.from_log import read_log
+from kvtape.sim.blocks.policies.registry import choose_policy
+from kvtape.sim.blocks.rules import rules_named
+from kvtape.sim.blocks.sweep import sweep
+from kvtape.traces.reader import Log
+
+__all__ = ["BOUND", "MOST_ACCESSES", "HitRates", "NoHitRates", "PolicyCurve", "given_hit_rates", "hit_rates_of"]
+
+BOUND: Final = "opt"
+MOST_ACCESSES: Final = 300_000
+_COMPUTED: Final = ("fifo", "lru", BOUND)
+
+
+class _Row(Protocol):
+    @property
+    def policy(self) -> str: ...
+    @property
+    def budget_blocks(self) -> int: ...
+    @property
+    def hit_rate(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCurve:
+    """One policy: `hit_rates` (shares) at `budgets` (blocks, ascending)."""
+
+    policy: str
+    budgets: tuple[int, ...]
+    hit_rates: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HitRates:
+    """`source`: the file, None where computed here. `ceiling`: the rate of a cache without end. Sizes in tokens.
+
+    `measured`: tokens or blocks (the weighting of `rules`) that were asked for by `measured_requests`. `above_bound`:
+    where a policy beat the one that knows the future, which these rules allow.
+    """
+
+    source: str | None
+    curves: tuple[PolicyCurve, ...]
+    ceiling: float
+    rules: Mapping[str, Any]
+    requests: int
+    measured_requests: int
+    measured: int
+    distinct_blocks: int
+    block_tokens: int
+    above_bound: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoHitRates:
+    """Why there are none."""
+
+    why: str
+
+
+def given_hit_rates(given: Given) -> tuple[HitRates, ...]:
+    """One for each result of `kvtape curve`."""
+    return tuple(_given(named.name, named.value) for named in given.of(Curve))
+
+
+def hit_rates_of(log: Log, run_id: str) -> HitRates | NoHitRates:
+    """Those of a run's own prompts. Raises LogUnreadable."""
+    try:
+        trace = read_log(log, run_id)
+        if trace.n_accesses > MOST_ACCESSES:
+            return NoHitRates(f"its prompts ask for {trace.n_accesses:,} blocks, more than a report computes with")
+        found = sweep(trace, rules_named("kvtape"), [choose_policy(name) for name in _COMPUTED])
+    except CurveError as err:
+        return NoHitRates(str(err))
+    curves = _curves(found.points)
+    return HitRates(
+        source=None,
+        curves=curves,
+        ceiling=found.ceiling,
+        rules=found.rules.as_dict(),
+        requests=trace.n_requests,
+        measured_requests=found.measured_requests,
+        measured=found.total,
+        distinct_blocks=found.n_blocks,
+        block_tokens=trace.block_tokens,
+        above_bound=_above(curves),
+    )
+
+
+def _given(name: str, said: Curve) -> HitRates:
+    curves = _curves(said.rows)
+    return HitRates(
+        source=name,
+        curves=curves,
+        ceiling=said.ceiling,
+        rules=said.rules,
+        requests=said.requests,
+        measured_requests=said.measured_requests,
+        measured=said.measured,
+        distinct_blocks=said.distinct_blocks,
+        block_tokens=said.block_tokens,
+        above_bound=_above(curves),
+    )
+
+
+def _curves(rows: Iterable[_Row]) -> tuple[PolicyCurve, ...]:
+    of: dict[str, dict[int, float]] = {}
+    for row in rows:
+        of.setdefault(row.policy, {})[row.budget_blocks] = row.hit_rate
+    return tuple(
+        PolicyCurve(policy, tuple(sorted(rates)), tuple(rates[b] for b in sorted(rates)))
+        for policy, rates in of.items()
+    )
+
+
+def _above(curves: Sequence[PolicyCurve]) -> tuple[str, ...]:
+    """Policies with more hits than `opt` at a budget: a bound on blocks is none on tokens, nor after a warm-up."""
+    bound = next((c for c in curves if c.policy == BOUND), None)
+    if bound is None:
+        return ()
+    most = dict(zip(bound.budgets, bound.hit_rates, strict=True))
+    return tuple(
+        f"{curve.policy} at {budget} blocks: {rate:.4f}, opt {most[budget]:.4f}"
+        for curve in curves
+        for budget, rate in zip(curve.budgets, curve.hit_rates, strict=True)
+        if budget in most and rate > most[budget]
+    )

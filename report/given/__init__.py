@@ -1,0 +1,1 @@
+"""What other commands found and a report is given as JSON: the shapes that are read, and reading them strictly."""

@@ -1,0 +1,187 @@
+"""Reading the results that a report is given: by their schema, whole or not at all, and of the log that is reported on.
+
+A result of another log, or of another model, would be taken for this one's beside its pictures: it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from kvtape.backends.errors import UsageError
+from kvtape.report.given.shapes import Certification, Curve, Evaluation, Fidelity, Gate, Replay, Tune, Whatif
+from kvtape.sim.costs.model import COSTS_SCHEMA, CostTable, read_costs
+from kvtape.sim.errors import CostsError
+
+__all__ = ["ACCEPTED", "Given", "Named", "Subject", "read_given"]
+
+T = TypeVar("T")
+
+_SHAPES: Final[Mapping[str, type]] = {
+    "kvtape.certify/1": Certification,
+    "kvtape.curve/1": Curve,
+    "kvtape.eval/1": Evaluation,
+    "kvtape.fidelity/1": Fidelity,
+    "kvtape.gate/1": Gate,
+    "kvtape.replay/1": Replay,
+    "kvtape.tune/1": Tune,
+    "kvtape.whatif/1": Whatif,
+}
+
+ACCEPTED: Final = (
+    "what kvtape replay, whatif, tune, curve, certify, gate and eval print with --json, costs of kvtape calibrate "
+    "--out, and fidelity.json of make fidelity"
+)
+"""What `read_given` takes, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named(Generic[T]):
+    """A result and the name of the file that it came in, without its folder."""
+
+    name: str
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What results must be of: the log's name, the logical digests of its runs, the fingerprints of its models.
+
+    A log without a model (of requests that were imported) takes results of any.
+    """
+
+    name: str
+    digests: frozenset[str]
+    models: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """All results by kind, in the order in which they were named. `left_out`: files of folders, with the reason."""
+
+    results: tuple[Named[Any], ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    def of(self, kind: type[T]) -> tuple[Named[T], ...]:
+        """Those of one kind: a shape of `shapes`, or `CostTable`."""
+        return tuple(r for r in self.results if isinstance(r.value, kind))
+
+
+def read_given(places: Sequence[Path], subject: Subject) -> Given:
+    """The results in files, and in the *.json of folders, where what is none or of something else is left out.
+
+    Raises UsageError for a file that is not there, is no result, is damaged, or is of another log or model.
+    """
+    results: list[Named[Any]] = []
+    left_out: list[str] = []
+    seen: set[Path] = set()
+    for place, in_folder in _files(places):
+        if place.resolve() in seen:
+            continue
+        seen.add(place.resolve())
+        try:
+            value = _read(place)
+            _require_subject(place, value, subject)
+        except UsageError as err:
+            if not in_folder or isinstance(err, _Damaged):
+                raise
+            left_out.append(str(err))
+            continue
+        results.append(Named(place.name, value))
+    return Given(tuple(results), tuple(left_out))
+
+
+class _Damaged(UsageError):
+    """A file that says it is a result and is not a whole one: nobody leaves that out in silence."""
+
+
+def _files(places: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
+    for place in places:
+        if place.is_dir():
+            yield from ((file, True) for file in sorted(place.glob("*.json")))
+        else:
+            yield place, False
+
+
+def _read(place: Path) -> Any:
+    try:
+        text = place.read_text(encoding="utf-8")
+        said = json.loads(text)
+    except FileNotFoundError:
+        raise UsageError(f"{place}: no such file; a report takes {ACCEPTED}") from None
+    except (ValueError, RecursionError):  # no UTF-8, no JSON
+        raise UsageError(f"{place}: no JSON; a report takes {ACCEPTED}") from None
+    schema = said.get("schema") if isinstance(said, dict) else None
+    if schema == COSTS_SCHEMA:
+        return _costs(place)
+    shape = _SHAPES.get(schema) if isinstance(schema, str) else None
+    if shape is None:
+        what = f"schema {schema!r} is not for a report" if isinstance(schema, str) else "no result of kvtape"
+        raise UsageError(f"{place}: {what}; it takes {ACCEPTED}")
+    try:
+        return _adapter(shape).validate_python(_with_known_proofs(said))
+    except ValidationError as err:
+        first = err.errors()[0]
+        at = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise _Damaged(
+            f"{place}: not a whole {schema} ({at}: {first['msg']}); make it again with this version of kvtape"
+        ) from None
+
+
+def _costs(place: Path) -> CostTable:
+    try:
+        return read_costs(place)
+    except CostsError as err:
+        raise _Damaged(str(err)) from None
+
+
+@cache
+def _adapter(shape: type) -> TypeAdapter[Any]:
+    return TypeAdapter(shape)
+
+
+def _with_known_proofs(said: dict[str, Any]) -> dict[str, Any]:
+    """Rows of certify bear `abilities`, which follow from their measures; a row of proof has no such field."""
+    if said["schema"] != "kvtape.certify/1" or not isinstance(said.get("rows"), list):
+        return said
+    rows = [{k: v for k, v in r.items() if k != "abilities"} if isinstance(r, dict) else r for r in said["rows"]]
+    return said | {"rows": rows}
+
+
+def _require_subject(place: Path, value: Any, subject: Subject) -> None:
+    log = _log_of(value)
+    if log is not None and log not in subject.digests:
+        raise UsageError(
+            f"{place}: a result of another log (digest {log[:12]}), not of {subject.name}; make it of this one, or "
+            f"leave it out"
+        )
+    models = _models_of(value)
+    if models and subject.models and not models & subject.models:
+        raise UsageError(
+            f"{place}: a result of another model ({min(models)}) than {subject.name} has; leave it out, or make it of "
+            f"the log's model"
+        )
+
+
+def _log_of(value: Any) -> str | None:
+    if isinstance(value, Replay):
+        return value.log_digest
+    return value.source_digest if isinstance(value, Whatif | Tune | Curve) else None
+
+
+_MODELS_OF: Final[Mapping[type, Callable[[Any], Collection[str | None]]]] = {
+    Certification: lambda found: [row.fingerprint for row in found.rows],
+    Evaluation: lambda found: [found.model],
+    CostTable: lambda found: [found.origin.model_fingerprint],
+}
+
+
+def _models_of(value: Any) -> frozenset[str]:
+    named = _MODELS_OF.get(type(value))
+    return frozenset(model for model in named(value) if model is not None) if named is not None else frozenset()
