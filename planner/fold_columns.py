@@ -7,6 +7,8 @@ refuses what is illegal by the event's own name.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kvtape.planner import layout as lay
 from kvtape.planner.column_runs import Run, runs
 from kvtape.planner.event_columns import EventColumns
@@ -14,7 +16,7 @@ from kvtape.planner.residency import apply
 from kvtape.planner.residency_rules import extend
 from kvtape.planner.residency_state import ResidencyState, changed
 
-__all__ = ["fold_columns"]
+__all__ = ["fold_columns", "folded_runs"]
 
 
 def fold_columns(columns: EventColumns, state: ResidencyState | None = None) -> ResidencyState:
@@ -23,14 +25,29 @@ def fold_columns(columns: EventColumns, state: ResidencyState | None = None) -> 
     Like `apply` it does not look at the recorded digests; `fold` does.
     """
     now = state or ResidencyState()
+    for _, _, after in folded_runs(columns, now):
+        now = after
+    return now
+
+
+def folded_runs(
+    columns: EventColumns, state: ResidencyState | None = None
+) -> Iterator[tuple[int, int, ResidencyState]]:
+    """`(first, stop, state after)` of rows `[first, stop)`: those that join up as one, every other by itself.
+
+    Of rows that are folded as one, each prefill or decode makes its range resident, and each evict drops its own.
+    Raises IllegalEvent as `apply` does, where it comes to the event.
+    """
+    now = state or ResidencyState()
     for run in runs(columns):
         after = _folded(now, run) if run.fit else None
-        if after is None:
-            for i in range(run.first, run.first + run.n):
-                now = apply(now, columns.event(i))
-        else:
+        if after is not None:
             now = after
-    return now
+            yield run.first, run.first + run.n, now
+            continue
+        for i in range(run.first, run.first + run.n):
+            now = apply(now, columns.event(i))
+            yield i, i + 1, now
 
 
 def _folded(state: ResidencyState, run: Run) -> ResidencyState | None:

@@ -195,7 +195,7 @@ class Log:
 
         Raises NoSuchRow, planner.residency.IllegalEvent or ResidencyMismatch, LogUnreadable.
         """
-        columns = self._columns(run_id, session_id, seq)
+        columns = self.columns(run_id, session_id, seq)
         if not len(columns):
             self.session(run_id, session_id)
         if seq is not None and not (len(columns) and columns.seq[-1] == seq):
@@ -211,7 +211,9 @@ class Log:
             return fold(e for e in self.events(run_id, session_id) if seq is None or e.seq <= seq)
         return state
 
-    def _columns(self, run_id: str, session_id: str, seq: int | None) -> EventColumns:
+    def columns(self, run_id: str, session_id: str, seq: int | None = None) -> EventColumns:
+        """A session's events as columns, up to and with event `seq` (default: all). Raises LogUnreadable."""
+
         def fetch(condition: str) -> list[Event]:
             return self._rows(EVENTS, f"{_SESSION} AND {condition}", [run_id, session_id])
 
