@@ -1,0 +1,180 @@
+"""Whether engines held what the log says: replays as they were given, and the runs of a log beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvtape.planner.residency import RESIDENCY_OPS
+from kvtape.report.given.reading import Given
+from kvtape.report.given.shapes import FirstDivergence, Replay
+from kvtape.traces.reader import Log
+
+__all__ = ["ReplayResult", "RunPair", "TargetResult", "replay_results", "run_pairs"]
+
+_HELD: Final = ("op", "start", "stop", "resident_tokens", "resident_digest", "layout_digest")
+"""What two runs are compared in, at each event that changes what is resident (`sim.fidelity.first_difference`)."""
+_SHOWN: Final = ("seq", *_HELD)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetResult:
+    """One engine of a replay, over all sessions. KL in nats, against the reference of the way; shares from 0 to 1.
+
+    `witnessed` of `residency_events`: after how many of the events that change residency its memory was read;
+    `identified` of `rows`: how many rows found there were known for their token by their key. `verdict`: in words.
+    """
+
+    name: str
+    engine_version: str
+    kv_types: str
+    way: str
+    residency_events: int
+    witnessed: int
+    rows: int
+    identified: int
+    not_executed: int
+    checkpoints: int
+    mean_kl: float | None
+    max_kl: float | None
+    top1: float | None
+    equal: bool
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """`source`: the file. `gate_mean_kl` (at most), `gate_top1` (at least): what the numbers of each session passed."""
+
+    source: str
+    equal: bool
+    targets: tuple[TargetResult, ...]
+    first: FirstDivergence | None
+    sessions: tuple[tuple[str, int, int, int | None], ...]
+    gate_mean_kl: float | None
+    gate_top1: float | None
+    noise_floor: float | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunPair:
+    """Two runs of one log, event by event, in the sessions that both have; no engine's memory was asked for it.
+
+    `compared`: events that change residency. Where they part first: `session`, `seq` and `op` of the first run, and
+    `what`; None where they never do.
+    """
+
+    first_run: str
+    other_run: str
+    shared_sessions: int
+    lone_sessions: int
+    compared: int
+    session: str | None
+    seq: int | None
+    op: str | None
+    what: str | None
+
+    @property
+    def equal(self) -> bool:
+        return self.what is None and self.shared_sessions > 0
+
+
+def replay_results(given: Given) -> tuple[ReplayResult, ...]:
+    """One for each replay that was given."""
+    return tuple(_replay(named.name, named.value) for named in given.of(Replay))
+
+
+def _replay(source: str, said: Replay) -> ReplayResult:
+    gate = said.tolerances
+    targets = tuple(
+        TargetResult(
+            name=b.name,
+            engine_version=b.engine_version,
+            kv_types=b.kv_types,
+            way=b.way,
+            residency_events=b.residency_events,
+            witnessed=b.witness_positions,
+            rows=b.witness_rows,
+            identified=b.witness_identities,
+            not_executed=b.not_executed,
+            checkpoints=b.checkpoints,
+            mean_kl=b.mean_kl,
+            max_kl=b.max_kl,
+            top1=b.top1,
+            equal=b.equal,
+            verdict=_verdict(b.equal, b.residency_equal, b.witness_identities, b.witness_rows, b.reference_reason),
+        )
+        for b in said.backends
+    )
+    sessions = tuple((s.session, s.events, s.foldable, s.lost_at) for s in said.sessions)
+    return ReplayResult(
+        source=source,
+        equal=said.equal,
+        targets=targets,
+        first=said.first_divergence,
+        sessions=sessions,
+        gate_mean_kl=gate.get("mean_kl"),
+        gate_top1=gate.get("top1"),
+        noise_floor=gate.get("noise_floor_mean_kl"),
+        notes=said.notes,
+    )
+
+
+def _verdict(equal: bool, residency: bool, identified: int, rows: int, reason: str | None) -> str:
+    if equal:
+        return "equal"
+    if not residency:
+        return "NOT equal: other rows resident, or its memory was not read after every event"
+    if identified < rows or reason is not None:
+        return f"not proven: {rows - identified:,} rows were not identified" + (f" ({reason})" if reason else "")
+    return "NOT equal: the same rows, other numbers than the gate allows"
+
+
+def run_pairs(log: Log, run_ids: Sequence[str]) -> tuple[RunPair, ...]:
+    """The first run beside each of the others. Raises LogUnreadable."""
+    return tuple(_pair(log, run_ids[0], other) for other in run_ids[1:])
+
+
+def _pair(log: Log, one: str, other: str) -> RunPair:
+    mine, its = ({s.session_id for s in log.sessions(run)} for run in (one, other))
+    n, first = _first_difference(log, one, other)
+    session, seq, op, what = first if first is not None else (None, None, None, None)
+    return RunPair(one, other, len(mine & its), len(mine ^ its), n, session, seq, op, what)
+
+
+def _first_difference(log: Log, one: str, other: str) -> tuple[int, tuple[str, int | None, str | None, str] | None]:
+    ops = ", ".join(f"'{op}'" for op in sorted(RESIDENCY_OPS))
+    runs = {"a": _text(one), "b": _text(other)}
+    sides = ", ".join(
+        f"""{side} AS (SELECT session_id, row_number() OVER (PARTITION BY session_id ORDER BY seq) AS n,
+        {", ".join(f"{name}::VARCHAR AS {name}" for name in _SHOWN)} FROM events
+        WHERE run_id = {run} AND op IN ({ops}) AND session_id IN (SELECT session_id FROM shared))"""
+        for side, run in runs.items()
+    )
+    shared = f"SELECT session_id FROM sessions WHERE run_id IN ({', '.join(runs.values())}) GROUP BY ALL"
+    whole = f"WITH shared AS ({shared} HAVING count(*) = 2), {sides}"
+    joined = "FROM a FULL JOIN b USING (session_id, n)"
+    counted = log.sql(f"{whole} SELECT count(*) {joined} WHERE a.n IS NOT NULL AND b.n IS NOT NULL")[1][0][0]
+    columns = ", ".join(f"{side}.{name}" for side in runs for name in _SHOWN)
+    differ = " OR ".join(f"a.{name} IS DISTINCT FROM b.{name}" for name in _HELD)
+    query = f"{whole} SELECT session_id, {columns} {joined} WHERE {differ} ORDER BY session_id, n LIMIT 1"
+    rows = log.sql(query)[1]
+    return int(counted), _told(rows[0]) if rows else None
+
+
+def _told(row: tuple[str | None, ...]) -> tuple[str, int | None, str | None, str]:
+    session, mine, its = str(row[0]), row[1 : 1 + len(_SHOWN)], row[1 + len(_SHOWN) :]
+    seq, op = mine[0], mine[1]
+    at = None if seq is None else int(seq)
+    if op is None or its[1] is None:
+        return session, at, op, "one run has no more events that change residency"
+    pairs = zip(_HELD, mine[1:], its[1:], strict=True)
+    return session, at, op, ", ".join(f"{name} {a} / {b}" for name, a, b in pairs if a != b)
+
+
+def _text(value: str) -> str:
+    """As an SQL literal: a log's own run ids."""
+    escaped = value.replace("'", "''")
+    return f"'{escaped}'"
