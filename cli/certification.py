@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from kvtape.backends.errors import UsageError
 from kvtape.backends.isolated.engine import open_isolated
 from kvtape.backends.proofs.machine import machine_class
 from kvtape.backends.proofs.rows import ProofRow
-from kvtape.backends.proofs.store import add_rows, proofs_path, read_rows
+from kvtape.backends.proofs.store import add_rows, open_proofs, proofs_path, read_rows, shipped_rows
 from kvtape.cli.engine_text import essay
 from kvtape.cli.models import demo_model
 from kvtape.cli.output import Section, emit, note
@@ -60,7 +60,7 @@ def run_certify(asked: Asked) -> int:
     knobs = chosen_knobs(target.engine, asked.kv_types, asked.flash, target.options.get("inference"))
     if asked.log is not None:
         require_new(asked.log)
-    kept = read_rows(asked.document) if asked.document.exists() and not asked.quick else ()
+    kept = () if asked.quick else _kept(asked)
     certifier, version, fingerprint = _certifier(asked, target)
     config: dict[str, Any] = {"verb": "certify", "backend": asked.backend, "settings": certifier.smoke.settings}
     config |= {"knobs": [knob.asked for knob in knobs], "model": fingerprint}
@@ -71,7 +71,10 @@ def run_certify(asked: Asked) -> int:
     with _keeper(asked, config, version) as keep, progress("certifying") as shown:
         certifier.known = found.get
         certifier.progress = lambda what: shown.update(len(rows), len(knobs), what)
+        note(_begins(target.engine, certifier, knobs, found))
         for knob in knobs:
+            if knob.asked not in found:
+                note(f"kvtape: {knob.asked}: measuring")
             for row in _rows(knob, certifier, found):
                 new = found.get(row.subject) is not row
                 found[row.subject] = row
@@ -87,6 +90,21 @@ def run_certify(asked: Asked) -> int:
     }
     emit("certify", body, [Section(*table(rows))], as_json=asked.as_json)
     return 1 if any(row.verdict == "fail" for row in rows) else 0
+
+
+def _kept(asked: Asked) -> tuple[ProofRow, ...]:
+    """Rows that may stand for a measurement, the later of two on one thing: shipped ones too, but not in the place of
+    rows that a document of its own is to have."""
+    if asked.out is None:
+        return open_proofs(asked.document).rows
+    return read_rows(asked.document) if asked.document.exists() else ()
+
+
+def _begins(engine: str, certifier: Certifier, knobs: Sequence[Knob], found: Mapping[str, ProofRow]) -> str:
+    """The line before the first measurement, which may take minutes."""
+    there = sum(knob.asked in found for knob in knobs)
+    what = f"kvtape: certifying {len(knobs)} settings of {certifier.model.name} on {engine}"
+    return what if not there else f"{what}; {there} have a row already, which --again measures anew"
 
 
 def _rows(knob: Knob, certifier: Certifier, found: dict[str, ProofRow]) -> list[ProofRow]:
@@ -125,6 +143,10 @@ def _certifier(asked: Asked, target: Target) -> tuple[Certifier, str, str]:
     return certifier, version, facts.fingerprint
 
 
+def _source(row: ProofRow) -> str:
+    return f"as on {row.day}" + (", by a row that comes with kvtape" if row in shipped_rows() else "")
+
+
 @contextmanager
 def _keeper(asked: Asked, config: dict[str, Any], version: str) -> Iterator[Callable[[ProofRow, bool], None]]:
     """Called with each row and whether it is new, as it is finished: into the document, and into the log."""
@@ -133,7 +155,7 @@ def _keeper(asked: Asked, config: dict[str, Any], version: str) -> Iterator[Call
     def keep(row: ProofRow, new: bool) -> None:
         if new and not asked.quick:
             add_rows([row], asked.document)
-        note(f"kvtape: {row.subject}: {row.verdict}" + ("" if new else f", as on {row.day}"))
+        note(f"kvtape: {row.subject}: {row.verdict}" + ("" if new else f", {_source(row)}"))
 
     if asked.log is None:
         yield keep

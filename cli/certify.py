@@ -55,13 +55,16 @@ def certify(
     quick: Annotated[
         bool, typer.Option("--quick", help="A short look, printed and not kept: too little to advertise anything.")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Measure also what has a row of the same measures.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure also what has a row already, of yours or shipped with kvtape.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Measure what a KV storage type costs, and certify it when it passes.
 
-    Quality against the best precision, predicted against stored bytes, round trips, drift under shifts. Each row is
-    kept as it is finished, and a run that was interrupted goes on behind it. Each type runs in a process of its own.
+    Quality against the best precision, predicted against stored bytes, round trips, drift under shifts. What a row of
+    this model, engine version and class of machine says already is not measured again. Each row is kept as it is
+    finished, and a run that was interrupted goes on behind it. Each type runs in a process of its own.
     Exits 1 when a type fails; one that the engine refuses is told and is no failure.
 
     \b

@@ -134,6 +134,35 @@ def test_rows_of_another_document(model: Path, proofs: Path, tmp_path: Path) -> 
     assert not proofs.exists()
 
 
+@pytest.mark.usefixtures("here")
+def test_what_a_shipped_row_says_is_not_measured_again(
+    model: Path, proofs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: list[str]
+) -> None:
+    asked = ("certify", "--model", model, "--kv-type", "q4_0", "--flash", "off")
+    first = kvtape(*asked)
+    assert f"certifying 1 settings of {model.name} on llama" in first.err
+    assert first.err.index("fa=off: measuring") < first.err.index("fa=off: refused")
+    rows = read_rows(proofs)
+    proofs.unlink()
+    shipped = rows
+    monkeypatch.setattr("kvtape.backends.proofs.store.shipped_rows", lambda: shipped)
+    monkeypatch.setattr("kvtape.cli.certification.shipped_rows", lambda: shipped)
+    again = kvtape(*asked)
+    assert (again.code, again.out) == (first.code, first.out)
+    assert "1 have a row already" in again.err
+    assert "by a row that comes with kvtape" in again.err
+    assert "measuring" not in again.err
+    assert len(measured) == 1
+    assert not proofs.exists()
+    kvtape(*asked, "--out", tmp_path / "of-its-own.json")
+    kvtape(*asked, "--again")
+    assert len(measured) == 3
+    shipped = tuple(row.model_copy(update={"machine": "another"}) for row in rows)
+    proofs.unlink()
+    kvtape(*asked)
+    assert len(measured) == 4, "a row of another class of machine says nothing here"
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
