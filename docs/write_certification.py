@@ -9,11 +9,10 @@ from typing import Any
 import page_parts
 from kvtape.backends.proofs.rows import ProofRow
 from kvtape.backends.proofs.store import Proofs, shipped_rows
-from kvtape.eval.certification.report import COLUMNS, cells
+from kvtape.eval.certification.report import BOUNDS, COLUMNS, cells, remarks
 from kvtape.eval.certification.thresholds import THRESHOLDS
 
 PAGE = Path(__file__).parent / "certification.md"
-_BOUNDS = {"most": "at most", "least": "at least", "equal": "exactly"}
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -30,7 +29,7 @@ def _cell(value: Any) -> str:
 
 def thresholds() -> str:
     """The one table of the code."""
-    rows = [(t.ability, f"`{t.name}`", f"{_BOUNDS[t.bound]} {t.limit:g} {t.unit}", t.source) for t in THRESHOLDS]
+    rows = [(t.ability, f"`{t.name}`", f"{BOUNDS[t.bound]} {t.limit:g} {t.unit}", t.source) for t in THRESHOLDS]
     return _table(("ability", "measure", "passes", "why"), rows)
 
 
@@ -57,17 +56,8 @@ def _order(row: ProofRow) -> tuple[Any, ...]:
 
 
 def _told(row: ProofRow) -> list[tuple[str, str, str]]:
-    """What did not pass, each ability once: a refusal with its reason, a failure with its figures."""
-    if row.reason is not None and len(row.measures) == 1:
-        return [(f"`{row.subject}`", row.verdict, row.reason)]
-    lines = []
-    for ability in dict.fromkeys(m.ability for m in row.measures if m.verdict != "pass"):
-        bad = [m for m in row.measures if m.ability == ability and m.verdict != "pass"]
-        why = "; ".join(
-            m.reason or f"{m.name} {_cell(m.value)} {m.unit}, {_BOUNDS[m.bound]} {m.threshold:g}" for m in bad
-        )
-        lines.append((f"`{row.subject}`", f"{ability.replace('_', ' ')}: {row.ability(ability)}", why))
-    return lines
+    """What is said of it in words, under the name of the knob."""
+    return [(f"`{row.subject}`", what, why) for what, why in remarks(row)]
 
 
 PARTS = {"thresholds": thresholds, "rows": rows}
