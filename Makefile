@@ -75,6 +75,7 @@ docs: setup ## write the generated parts of the pages
 	$(BIN)/python docs/write_batching.py
 	$(BIN)/python -m kvtape.traces.document docs/log-schema.md
 	$(BIN)/python docs/write_sql.py
+	$(BIN)/python docs/write_outputs.py
 
 site: setup ## build the pages of docs/ as a site that needs no network (writes site/)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import runpy
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from kvtape.traces.reader import open_log
 from support.command import kvtape
 from support.forge import edit_log
 from support.recorded import record
-from support.repository import ROOT
 
 
 def said(*args: object, code: int = 0) -> dict[str, Any]:
@@ -117,13 +113,3 @@ def test_a_plan_that_does_not_follow_is_a_finding(log: Path, tmp_path: Path) -> 
     body = said(forged, seq, code=1)
     assert body["decision"]["rederived"] == "differs"
     assert "protected" in body["decision"]["rederived_why"]
-
-
-def test_the_page_shows_what_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runpy.run_path(str(ROOT / "examples" / "record_toy.py"))["record"](str(tmp_path / "toy.duckdb"))
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "explain.md").read_text(encoding="utf-8")
-    shown = re.findall(r"```text\n\$ kvtape (.*)\n((?:.*\n)*?)```", page)
-    assert len(shown) == 3
-    for command, output in shown:
-        assert kvtape(*shlex.split(command)).out == output, command

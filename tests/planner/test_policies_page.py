@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ def test_every_diagnostic_is_explained() -> None:
 
 
 def test_the_function_on_the_page_keeps_the_newest() -> None:
-    code = textwrap.dedent(PAGE[PAGE.index("    def newest") : PAGE.index("    kvtape record --policy mine")])
+    code = PAGE[PAGE.index("def newest") :].partition("```")[0]
     names: dict[str, Any] = {}
     exec(code, names)
     blocks = [Block(i, i, i + 1, "user", CacheClass.VOLATILE) for i in range(9)]

@@ -1,0 +1,166 @@
+"""Running the blocks of a page in a folder of its own, and writing what comes out back into the page."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+from kvtape.cli import main, models
+from support.pages import Block, alike, blocks, steps
+from support.repository import ROOT
+from support.tiny_gguf import write_tiny
+
+__all__ = ["REAL_MODEL", "PageFailed", "prepare", "refilled", "run_block"]
+
+REAL_MODEL = frozenset({"docs/capture.md", "docs/quickstart.md", "docs/tutorial.md"})
+"""Pages whose commands without `--model` run on the demo model itself; on others a tiny one stands for it."""
+
+TINY = "M.gguf"
+RUN = ("console", "sh", "python")
+
+
+class PageFailed(AssertionError):
+    """A block of a page did not do what the page says."""
+
+
+def prepare(folder: Path) -> None:
+    """What pages take for granted: the samples, a tiny model, a text, a chat, a recorded log and its costs."""
+    for name in ("examples", "cli"):
+        (folder / name).symlink_to(ROOT / name, target_is_directory=True)
+    write_tiny(folder / TINY, n_ctx=1024)
+    (folder / "model.gguf").symlink_to(TINY)
+    (folder / "chat.jsonl").symlink_to(ROOT / "examples" / "chat.jsonl")
+    text = (ROOT / "examples" / "text" / "harbour.txt").read_text(encoding="utf-8")
+    (folder / "book.txt").write_text(text[:1500], encoding="utf-8")
+    _run(
+        f"kvtape record --text book.txt --policy stream:sink=4,recent=92 --n-ctx 128 --decode 8 --content "
+        f"--score-all --model {TINY} --log recorded.duckdb",
+        folder,
+    )
+    _run("kvtape calibrate recorded.duckdb --out costs.json", folder)
+    (folder / "demo-out").mkdir()
+    for path in folder.glob("recorded.duckdb*"):
+        shutil.copy(path, folder / "demo-out" / path.name.replace("recorded", "demo"))
+    shutil.copy(folder / "kvtape.key", folder / "demo-out")
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[io.StringIO]:
+    """In `folder`, with everything that is written caught, both streams as they come."""
+    before, out = Path.cwd(), io.StringIO()
+    argv, path = sys.argv, list(sys.path)
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            yield out
+    finally:
+        os.chdir(before)
+        sys.argv, sys.path[:] = argv, path
+
+
+def _here(words: list[str], folder: Path) -> tuple[int, str]:
+    """A command of kvtape, or a sample, in this process."""
+    with _inside(folder) as out:
+        if words[0] == "kvtape":
+            return main(words[1:]), out.getvalue()
+        sys.argv = words[1:]
+        sys.path.insert(0, str((folder / words[1]).parent))
+        try:
+            runpy.run_path(words[1], run_name="__main__")
+        except SystemExit as end:
+            return (end.code if isinstance(end.code, int) else int(end.code is not None)), out.getvalue()
+        return 0, out.getvalue()
+
+
+def _words(command: str) -> list[str] | None:
+    """The words of a command that needs no shell; None for one that does."""
+    lexer = shlex.shlex(command.replace("\\\n", " "), posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    words = list(lexer)
+    plain = "$" not in command and not any(w and set(w) <= set("|&;<>") for w in words)
+    ours = words[0] == "kvtape" or (words[0] == "python" and words[1].endswith(".py"))
+    return words if plain and ours else None
+
+
+def _run(command: str, folder: Path) -> tuple[int, str]:
+    """Exit code and output of a command line; `| head -n N` behind a command is done here."""
+    plain, _, head = command.partition(" | head -n ")
+    words = _words(plain)
+    if words is not None and (not head or head.isdigit()):
+        code, out = _here(words, folder)
+        return code, "\n".join(out.splitlines()[: int(head)]) if head else out
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def _expect(command: str, came: int, code: int, out: str) -> None:
+    if came != code:
+        raise PageFailed(f"`{command}` gave exit code {came}, not {code}:\n{out}")
+
+
+def run_block(block: Block, folder: Path) -> str:
+    """Run a block; its text as it would be now, with fresh outputs where those shown no longer hold.
+
+    Raises PageFailed where a command has another exit code than the page says; what a program raises comes through.
+    """
+    if block.language == "python":
+        with _inside(folder):
+            exec(compile(block.text, "page", "exec"), {"__name__": "__main__"})
+        return block.text
+    if block.language == "sh":
+        for command in block.text.replace("\\\n", " ").splitlines():
+            if command.strip() and not command.startswith("#"):
+                came, out = _run(command, folder)
+                _expect(command, came, 0, out)
+        return block.text
+    fresh = []
+    for step in steps(block.text):
+        came, out = _run(step.command, folder)
+        _expect(step.command, came, step.code, out)
+        same = alike(step.output, out.rstrip("\n"), numbers="like" in block.words)
+        shown = step.output if same else "\n".join(line.rstrip() for line in out.rstrip("\n").splitlines())
+        fresh.append(f"$ {step.command}\n" + (f"{shown}\n" if shown else ""))
+    return "".join(fresh)
+
+
+def _is_run(block: Block, *, slow: bool) -> bool:
+    return block.language in RUN and block.why_not_run in ((None, "slow") if slow else (None,))
+
+
+def refilled(name: str, folder: Path, *, slow: bool = False) -> str:
+    """The page `name` (from the root of the repository) with its outputs as they are now; with `slow`, of all blocks.
+
+    Raises PageFailed with page and line.
+    """
+    text = (ROOT / name).read_text(encoding="utf-8")
+    lines, moved = text.splitlines(keepends=True), 0
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, KVTAPE_PROGRESS="none"))
+        if name not in REAL_MODEL:
+            stack.enter_context(mock.patch.object(models, "find_demo_model", return_value=folder / TINY))
+        for block in (b for b in blocks(text) if _is_run(b, slow=slow)):
+            try:
+                fresh = run_block(block, folder).splitlines(keepends=True)
+            except Exception as error:
+                raise PageFailed(f"{name}, line {block.line}: {error}") from error
+            first, n = block.line + moved, len(block.text.splitlines())
+            lines[first : first + n] = fresh
+            moved += len(fresh) - n
+    return "".join(lines)
