@@ -1,16 +1,16 @@
-"""What `curve` and `fleet` read: a log, or somebody's trace file."""
+"""What a command reads that takes both: a log, or somebody's trace file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvtape.traces.importers.notes import Notes
+    from kvtape.traces.importers.notes import Notes, Warned
 
-__all__ = ["is_log", "noted", "require_log_alone"]
+__all__ = ["is_log", "noted", "require_log_alone", "tell_warnings"]
 
 
 def is_log(source: str) -> bool:
@@ -30,10 +30,16 @@ def require_log_alone(source: str, format_name: str, block_tokens: int | None) -
 @contextmanager
 def noted() -> Iterator[Notes]:
     """What a reader has to say of a trace goes to people when it has read it."""
-    from kvtape.cli.output import note
     from kvtape.traces.importers.notes import Notes
 
     notes = Notes()
     yield notes
-    for warned in notes.warnings():
+    tell_warnings(notes.warnings())
+
+
+def tell_warnings(warnings: Iterable[Warned]) -> None:
+    """One line on stderr for each kind."""
+    from kvtape.cli.output import note
+
+    for warned in warnings:
         note(f"kvtape: {warned.file}, line {warned.line} ({warned.count} such): {warned.text}")

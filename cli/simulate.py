@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AsJson, LogPath
+from kvtape.cli.args import AsJson, BlockTokens, LogOrTrace, TraceFormat
 from kvtape.cli.simulation import (
     Affinity,
     ArrivalsOption,
@@ -38,7 +38,7 @@ __all__ = ["simulate"]
 
 
 def simulate(
-    log: LogPath,
+    source: LogOrTrace,
     costs: CostsPath,
     policy: Annotated[
         str | None, typer.Option("--policy", metavar="SPEC", help="Another policy; default: the recorded one.")
@@ -76,6 +76,8 @@ def simulate(
     sample_seed: Annotated[
         int | None, typer.Option("--sample-seed", metavar="S", help="Draws which ones; default: 0.")
     ] = None,
+    format_name: TraceFormat = "auto",
+    block_tokens: BlockTokens = None,
     as_json: AsJson = False,
 ) -> int:
     """Run a log's workload again in modelled time, decisions made anew.
@@ -109,14 +111,14 @@ def simulate(
         slot_dies=slot_dies,
     )
     table = read_costs(costs)
-    scripts, source, trained = workload(log, n_ctx_train)
+    scripts, workload_digest, trained = workload(source, n_ctx_train, format_name, block_tokens)
     with progress("simulating") as shown:
         if out is None:
             found = run(scripts, settings, table, n_ctx_train=trained, progress=shown.update)
             digest = None
         else:
-            found, digest = _recorded(out, scripts, settings, table, trained, source, drawn)
-    body = _body(found, settings, table, source) | {"run_digest": digest}
+            found, digest = _recorded(out, scripts, settings, table, trained, workload_digest, drawn)
+    body = _body(found, settings, table, workload_digest) | {"run_digest": digest}
     # What came of it is the same wherever it is written to.
     where = {"log": None if out is None else str(out)}
     emit("simulate", body | where, _sections(found), as_json=as_json, digest=report_digest(body))

@@ -175,8 +175,43 @@ def rule_sections(rules: Iterable[tuple[str, Any]], assumed: Sequence[str]) -> l
     return sections
 
 
-def workload(log: Path, n_ctx_train: int | None) -> tuple[tuple[Script, ...], str, int | None]:
-    """A log's scripts with their attention, its logical digest, and its model's trained context: given, or found."""
+def workload(
+    source: str, n_ctx_train: int | None, format_name: str = "auto", block_tokens: int | None = None
+) -> tuple[tuple[Script, ...], str, int | None]:
+    """Of a log, or of a trace as `kvtape import` would read it: its scripts with their attention, the log's logical
+    digest, and its model's trained context: given, or found. The log that a trace becomes is gone afterwards.
+
+    Raises SourceRejected for a trace that cannot be read, CurveError for options of a trace beside a log.
+    """
+    from kvtape.cli.args import log_place
+    from kvtape.cli.block_source import is_log, require_log_alone
+
+    if is_log(source):
+        require_log_alone(source, format_name, block_tokens)
+        return _read_workload(log_place(source), n_ctx_train)
+    from tempfile import TemporaryDirectory
+
+    from kvtape.traces.keys import KEY_BYTES, key_path
+
+    with TemporaryDirectory(prefix="kvtape-") as folder:
+        log = Path(folder) / "trace.duckdb"
+        key_path(log).write_bytes(bytes(KEY_BYTES))  # nothing is kept: one trace has one digest
+        _imported(source, log, format_name, block_tokens)
+        return _read_workload(log, n_ctx_train)
+
+
+def _imported(source: str, log: Path, format_name: str, block_tokens: int | None) -> None:
+    from kvtape.cli.block_source import tell_warnings
+    from kvtape.cli.output import kvtape_version
+    from kvtape.traces.importers.importing import import_trace
+    from kvtape.traces.importers.protocol import Asked
+
+    asked = Asked(block_tokens)
+    found = import_trace([source], log, kvtape_version=kvtape_version(), format_name=format_name, asked=asked)
+    tell_warnings(found.warnings)
+
+
+def _read_workload(log: Path, n_ctx_train: int | None) -> tuple[tuple[Script, ...], str, int | None]:
     from kvtape.cli.logs import opened
     from kvtape.sim.quality.attaching import with_attention
     from kvtape.sim.world.reading import read_scripts

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kvtape.cli.args import AsJson, LogPath
+from kvtape.cli.args import AsJson, BlockTokens, LogOrTrace, TraceFormat
 from kvtape.cli.simulation import (
     Affinity,
     ArrivalsOption,
@@ -39,7 +39,7 @@ _SERVED: Final = ("not_served", "served", "unserved", "refused", "cut_short")
 
 
 def tune(
-    log: LogPath,
+    source: LogOrTrace,
     costs: CostsPath,
     minimize: Annotated[
         str | None, typer.Option("--minimize", metavar="FIGURE", help="What to make least; default: ttft_p95.")
@@ -80,6 +80,8 @@ def tune(
     seed: Seed = None,
     workers: Workers = None,
     ray: RayAddress = None,
+    format_name: TraceFormat = "auto",
+    block_tokens: BlockTokens = None,
     as_json: AsJson = False,
 ) -> int:
     """Search for the cheapest point that meets every condition.
@@ -116,7 +118,7 @@ def tune(
     draws = Draws(seeds or 1, seed or 0)
     executor = executor_of(workers, ray)
     table = read_costs(costs)
-    scripts, source, trained = workload(log, n_ctx_train)
+    scripts, workload_digest, trained = workload(source, n_ctx_train, format_name, block_tokens)
     for script in scripts:
         check_costs(table, script.row)
     lists = {"budget": _budgets(budget, scripts), "slots": _once(slots), "cold_tokens": _once(cold_tokens)}
@@ -129,8 +131,8 @@ def tune(
     ):
         found = search(run, space, wish, trials=trials, seed=draws.seed, draws=draws, progress=shown.update)
     flags = _flags(memory, link, link_latency, arrivals, pace, n_ctx_train, slot_dies or (), affinity=affinity)
-    simulate = ["kvtape", "simulate", str(log), "--costs", str(costs), *flags]
-    body = tune_body(found, wish, space, simulate, table, source, draws)
+    simulate = ["kvtape", "simulate", source, "--costs", str(costs), *flags]
+    body = tune_body(found, wish, space, simulate, table, workload_digest, draws)
     body["assumed"] += without_choice(scripts, base.arrivals, draws)
     emit("tune", body, tune_sections(body), as_json=as_json)
     return 0 if found.best is not None else 1

@@ -1,4 +1,4 @@
-"""`kvtape whatif`: policies times budgets on a log's own workload, and which of them nothing beats."""
+"""`kvtape whatif`: policies times budgets on the workload of a log or a trace, and which of them nothing beats."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AsJson, LogPath
+from kvtape.cli.args import AsJson, BlockTokens, LogOrTrace, TraceFormat
 from kvtape.cli.simulation import (
     Affinity,
     ArrivalsOption,
@@ -43,7 +43,7 @@ __all__ = ["whatif", "whatif_body", "whatif_sections"]
 
 
 def whatif(
-    log: LogPath,
+    source: LogOrTrace,
     costs: CostsPath,
     policy: Annotated[
         list[str] | None,
@@ -77,6 +77,8 @@ def whatif(
     seed: Seed = None,
     workers: Workers = None,
     ray: RayAddress = None,
+    format_name: TraceFormat = "auto",
+    block_tokens: BlockTokens = None,
     as_json: AsJson = False,
 ) -> int:
     """Simulate every combination and mark the Pareto front.
@@ -86,9 +88,10 @@ def whatif(
     the rows (forgotten, evicted); what that does to answers is not: see kvtape eval.
 
     \b
-    Example:
+    Examples:
       kvtape whatif demo-out/demo.duckdb --costs costs.json \\
         --policy none --policy stream --policy class --budget 512 --budget 1024
+      kvtape whatif conversation_trace.jsonl --costs costs.json --policy stream --budget 4096
     """
     from kvtape.backends.errors import UsageError
     from kvtape.cli.output import emit
@@ -116,13 +119,13 @@ def whatif(
     axes = given.axes if grid is not None else {name: values or [] for name, values in flags.items()}
     points = points_of(axes, base)
     table = read_costs(costs)
-    scripts, source, trained = workload(log, n_ctx_train)
+    scripts, workload_digest, trained = workload(source, n_ctx_train, format_name, block_tokens)
     executor = executor_of(workers, ray)
     with progress("simulating") as shown:
         found = sweep(
             scripts, table, points, n_ctx_train=trained, draws=draws, executor=executor, progress=shown.update
         )
-    body = whatif_body(found, points, base, table, source, draws)
+    body = whatif_body(found, points, base, table, workload_digest, draws)
     emit("whatif", body, whatif_sections(body), as_json=as_json)
     return 0
 
