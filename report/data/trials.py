@@ -1,4 +1,4 @@
-"""What evaluations kept in a log came to: recall of planted facts, likelihood of texts, by policy and budget."""
+"""What evaluations came to, in a log or in a result: recall of planted facts, likelihood of texts, by policy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from kvtape.eval.intervals import wilson
 from kvtape.planner.rows import TrialRow
+from kvtape.report.given.reading import Given
+from kvtape.report.given.shapes import Evaluation, EvaluationRow
 from kvtape.traces.reader import Log
 
-__all__ = ["Quality", "qualities", "qualities_of"]
+__all__ = ["Quality", "given_qualities", "qualities", "qualities_of"]
 
 _Key = tuple[str, str, str, str, int | None, str | None]
 
@@ -19,18 +21,19 @@ _Key = tuple[str, str, str, str, int | None, str | None]
 class Quality:
     """One policy at one budget in one task, over `n` trials of `n_tokens` tokens in all.
 
-    `recall`: share of right answers, `low` and `high` its Wilson score interval, 95 %. `nll`, `kl`: nats a token, each
-    trial weighted by its tokens. None where the task has no such figure, or a trial of it lacks one.
+    `source`: the run, or the file of a result. `recall`: share of right answers, `low` and `high` the ends of its
+    95 % interval (Wilson). `nll`, `kl`: nats a token, each trial weighted by its tokens. None where the task has no
+    such figure, or a trial of it lacks one.
     """
 
-    run_id: str
+    source: str
     task: str
     backend: str
     policy: str
     budget: int | None
     region: str | None
-    n: int
-    n_tokens: int
+    n: int | None
+    n_tokens: int | None
     recall: float | None
     low: float | None
     high: float | None
@@ -47,6 +50,34 @@ def qualities_of(log: Log, run_ids: Sequence[str]) -> tuple[Quality, ...]:
             backends = {session.session_id: session.backend for session in log.sessions(run_id)}
             found += qualities(trials, backends)
     return tuple(found)
+
+
+def given_qualities(given: Given) -> tuple[Quality, ...]:
+    """Of results of `kvtape eval`: a text counts as a whole; policies that did not run are left out."""
+    return tuple(
+        _given(named.name, named.value.task, row)
+        for named in given.of(Evaluation)
+        for row in named.value.rows
+        if row.absent is None and row.part in (None, "all")
+    )
+
+
+def _given(source: str, task: str, row: EvaluationRow) -> Quality:
+    return Quality(
+        source=source,
+        task=task if row.comparator is None else f"{task}, beside {row.comparator}",
+        backend=row.backend or row.kind or "unknown",
+        policy=row.policy,
+        budget=row.budget,
+        region=row.region,
+        n=row.n if row.recall is not None else row.n_prompts,
+        n_tokens=None if row.recall is not None else row.n,
+        recall=row.recall,
+        low=row.recall_low,
+        high=row.recall_high,
+        nll=row.nll,
+        kl=row.kl,
+    )
 
 
 def qualities(trials: Sequence[TrialRow], backends: dict[str, str]) -> list[Quality]:

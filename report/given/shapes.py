@@ -18,6 +18,7 @@ __all__ = [
     "Curve",
     "CurveRow",
     "Evaluation",
+    "EvaluationRow",
     "Fidelity",
     "FidelityCase",
     "FidelityPair",
@@ -268,15 +269,40 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """A policy in a task. Needle: `recall` of `n` trials; nll: `nll`, `kl` in nats a token over the `part` of a text;
+    batching: `nll` from each of `n_prompts` prompts' first evict on. `absent`: why the policy did not run.
+    """
+
+    policy: str
+    backend: str | None = None
+    budget: int | None = None
+    region: str | None = None
+    part: str | None = None
+    kind: str | None = None
+    comparator: str | None = None
+    n: int | None = None
+    n_prompts: int | None = None
+    recall: float | None = None
+    recall_low: float | None = None
+    recall_high: float | None = None
+    nll: float | None = None
+    nll_low: float | None = None
+    nll_high: float | None = None
+    kl: float | None = None
+    absent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
-    """`kvtape eval --json` of any task; what `rows` hold depends on `task`."""
+    """`kvtape eval --json` of the tasks needle, nll and batching."""
 
     task: str
     model: str
     engines: Mapping[str, str]
     config_digest: str
     rules: Mapping[str, str]
-    rows: tuple[Mapping[str, Any], ...]
+    rows: tuple[EvaluationRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
