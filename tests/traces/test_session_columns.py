@@ -35,7 +35,7 @@ MOONCAKE = (
 def agree(log: Log, run: str, session: str) -> None:
     """At the end and after every event: states, what they raise, and the columns."""
     events = log.events(run, session)
-    columns = log._columns(run, session, None)
+    columns = log.columns(run, session, None)
     wanted = EventColumns.of(events)
     for field in fields(EventColumns):
         if field.name != "event":

@@ -1,0 +1,110 @@
+"""What every tape position was after every event of a session, as rectangles: tape range x range of events -> state.
+
+    tape ^            the state of a position changes only where an event changes it, so a session of any length
+         |   +-----   is a few rectangles an event; drawn at any scale they give exact counts
+         | +-+-----
+         +-+-------> event
+
+The states come from the one residency fold (`planner.fold_columns`). `recent` and `sink` are resident positions that
+the policy names so: the last `recent` of the tape, the first `sink` of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtape.planner.event_columns import OP_CODES, EventColumns
+from kvtape.planner.events import Op
+from kvtape.planner.fold_columns import folded_runs
+from kvtape.planner.ranges import RangeSet
+from kvtape.planner.residency_state import ResidencyState
+from kvtape.planner.table import Ints
+from kvtape.report.data.rectangles import Changes, Rectangles, rectangles
+
+__all__ = ["COLD", "DROPPED", "NOT_YET", "RECENT", "RESIDENT", "SINK", "STATES", "History", "history"]
+
+STATES = ("not yet", "resident", "recent", "sink", "cold", "dropped")
+"""Names of the states by their numbers."""
+
+NOT_YET, RESIDENT, RECENT, SINK, COLD, DROPPED = range(6)
+
+_COMPUTED = (OP_CODES[Op.PREFILL], OP_CODES[Op.DECODE])
+_MOVING = tuple(OP_CODES[op] for op in (Op.TRUNCATE, Op.RESTORE, Op.ADMIT, Op.RECOMPUTE, Op.TRIM))
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """`rectangles`: of every state but NOT_YET. int64 `[n]` each, after every event: `tape_length`, `resident`,
+    `cold`, in tokens. `final`: the state after the last event."""
+
+    rectangles: Rectangles
+    tape_length: Ints
+    resident: Ints
+    cold: Ints
+    final: ResidencyState
+
+    def __len__(self) -> int:
+        return len(self.tape_length)
+
+
+def history(columns: EventColumns, *, sink: int = 0, recent: int = 0) -> History:
+    """The history of a session whose rows begin at seq 0. `sink`, `recent`: the policy's spans, in tokens.
+
+    Raises IllegalEvent as the fold does; IllegalEvent also for an event behind a `lost` one.
+    """
+    computed = np.isin(columns.op, _COMPUTED)
+    evicted = (columns.op == OP_CODES[Op.EVICT]) & columns.plain
+    moving = np.isin(columns.op, _MOVING) | ((columns.op == OP_CODES[Op.EVICT]) & ~columns.plain)
+    lengths = columns.stop - columns.start
+    tape = np.where(computed, columns.stop, -1)
+    resident = np.where(computed, lengths, 0) - np.where(evicted, lengths, 0)
+    cold = np.zeros(len(columns), dtype=np.int64)
+    found = Changes()
+    before = ResidencyState()
+    for first, _, after in folded_runs(columns):
+        if moving[first]:  # never folded as one with others
+            tape[first] = after.tape_length
+            resident[first] = after.resident_tokens - before.resident_tokens
+            cold[first] = after.cold_ranges.n_tokens - before.cold_ranges.n_tokens
+            _differences(found, first, before, after)
+        before = after
+    for rows, state in ((np.flatnonzero(computed), RESIDENT), (np.flatnonzero(evicted), DROPPED)):
+        found.add_many(columns.start[rows], columns.stop[rows], rows, state)
+    tape_length = _filled(tape)
+    shapes = rectangles(found, _recent_changes(tape_length, recent), len(columns), sink, (RESIDENT, RECENT, SINK))
+    return History(shapes, tape_length, np.cumsum(resident), np.cumsum(cold), before)
+
+
+def _differences(found: Changes, row: int, before: ResidencyState, after: ResidencyState) -> None:
+    """What one event changed: positions that are in a set after it and were not before."""
+    pairs = (
+        (RESIDENT, before.resident, after.resident),
+        (COLD, before.cold_ranges, after.cold_ranges),
+        (DROPPED, before.dropped, after.dropped),
+        (NOT_YET, RangeSet([(0, after.tape_length)]), RangeSet([(0, max(before.tape_length, after.tape_length))])),
+    )
+    for state, was, now in pairs:
+        for start, stop in (now - was).as_pairs():
+            found.add(start, stop, row, state)
+
+
+def _recent_changes(tape_length: Ints, recent: int) -> Changes:
+    """When positions enter (1) and leave (0) the last `recent` of the tape."""
+    found = Changes()
+    old = np.concatenate(([0], tape_length[:-1]))
+    rows = np.flatnonzero(tape_length != old)
+    was, now = old[rows], tape_length[rows]
+    low_was, low_now = np.maximum(was - recent, 0), np.maximum(now - recent, 0)
+    found.add_many(low_was, np.minimum(low_now, was), rows, 0)
+    found.add_many(np.maximum(low_now, was), now, rows, 1)
+    found.add_many(np.maximum(now, low_was), was, rows, 0)
+    found.add_many(low_now, np.minimum(low_was, now), rows, 1)
+    return found
+
+
+def _filled(values: Ints) -> Ints:
+    """Every -1 as the value before it; 0 where there is none."""
+    known = np.maximum.accumulate(np.where(values >= 0, np.arange(len(values)), -1))
+    return np.asarray(np.where(known >= 0, values[known], 0))
