@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 
 from kvtape.traces.canonical import is_in_canonical_order
 from kvtape.traces.chain import batch_summary, link, span_list
-from kvtape.traces.codec import empty_table
 from kvtape.traces.schema import EVENTS, ROW_TABLES, TABLES, Table
 from kvtape.traces.sidecar import Head, session_key
 from kvtape.traces.stretches import Stretches
@@ -42,7 +41,7 @@ class Group:
 def group_batches(head: Head, batches: Sequence[Mapping[str, pa.Table]]) -> Group:
     """The batches (tables by name, columns as in `schema.arrow_schema`) that follow `head`, numbered and hashed."""
     first = head.batch + 1
-    tables = {t.name: rows for t in ROW_TABLES if (rows := _together(t, batches, first)).num_rows}
+    tables = {t.name: rows for t in ROW_TABLES if (rows := _together(t, batches, first)) is not None}
     bounds = {name: _bounds(name, batches) for name in tables}
     stretches = {name: Stretches(TABLES[name].chained, rows) for name, rows in tables.items()}
     links: list[Link] = []
@@ -61,15 +60,16 @@ def group_batches(head: Head, batches: Sequence[Mapping[str, pa.Table]]) -> Grou
     return Group(tables, links, after)
 
 
-def _together(table: Table, batches: Sequence[Mapping[str, pa.Table]], first: int) -> pa.Table:
-    """The table's rows of all batches with their batch number, batch after batch, each in canonical order."""
+def _together(table: Table, batches: Sequence[Mapping[str, pa.Table]], first: int) -> pa.Table | None:
+    """The table's rows of all batches with their batch number, batch after batch, each in canonical order; None when
+    there are none."""
     parts = [
         rows.append_column("batch", pa.repeat(pa.scalar(number, pa.uint64()), rows.num_rows))
         for number, batch in enumerate(batches, first)
         if (rows := batch.get(table.name)) is not None and rows.num_rows
     ]
     if not parts:
-        return empty_table(table)
+        return None
     together = pa.concat_tables(parts).combine_chunks()
     if is_in_canonical_order(table, together, "batch"):
         return together

@@ -119,12 +119,9 @@ class LogWriter:
         self._usable = True
         return self.head
 
-    def _insert(self, name: str, rows: pa.Table) -> None:
-        self.connection.register("incoming", rows)
-        try:
-            self.connection.execute(f"INSERT INTO {name} FROM incoming")
-        finally:
-            self.connection.unregister("incoming")
+    def _insert(self, name: str, incoming: pa.Table) -> None:
+        # DuckDB finds the argument by its name: registering it would make and drop a view in each transaction.
+        self.connection.execute(f"INSERT INTO {name} FROM incoming")
 
     def close(self) -> None:
         """Give the file free. Idempotent; what was appended is already durable."""
