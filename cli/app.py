@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import Exit, TyperException
@@ -42,13 +42,12 @@ from kvtape.cli import (
     verify,
     whatif,
 )
+from kvtape.cli.configured import configured
 from kvtape.cli.engine_list import EngineHelp
 from kvtape.cli.errors import describe
 from kvtape.cli.eval import evaluate
 
 __all__ = ["app", "run"]
-
-_COMPLETION_VARIABLE = "_KVTAPE_COMPLETE"
 
 app = typer.Typer(
     name="kvtape",
@@ -56,51 +55,90 @@ app = typer.Typer(
     epilog="Exit codes: 0 fine, 1 findings, 2 usage, 3 environment, 4 unreadable log, 130 interrupted.",
     no_args_is_help=True,
     rich_markup_mode=None,
+    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _verb in (demo.demo, record.record, replay.replay, show.show, sql.sql, verify.verify, diff.diff, doctor.doctor):
-    app.command()(_verb)
-app.command()(capacity.capacity)
-app.command()(certify.certify)
-app.command()(calibrate.calibrate)
-app.command()(simulate.simulate)
-app.command()(whatif.whatif)
-app.command()(tune.tune)
-app.command()(curve.curve)
-app.command()(fleet.fleet)
-app.command("run")(run_engine.run_engine)
-app.command(cls=EngineHelp)(bench.bench)
-app.command()(ffn_server.ffn_server)
-app.command()(serve.serve)
+app.command()(demo.demo)
+app.command()(configured(record.record))
+app.command()(configured(replay.replay))
+app.command()(show.show)
+app.command()(sql.sql)
+app.command()(verify.verify)
+app.command()(diff.diff)
+app.command()(doctor.doctor)
+app.command()(configured(capacity.capacity))
+app.command()(configured(certify.certify))
+app.command()(configured(calibrate.calibrate))
+app.command()(configured(simulate.simulate))
+app.command()(configured(whatif.whatif))
+app.command()(configured(tune.tune))
+app.command()(configured(curve.curve))
+app.command()(configured(fleet.fleet))
+app.command("run")(configured(run_engine.run_engine))
+app.command(cls=EngineHelp)(configured(bench.bench))
+app.command()(configured(ffn_server.ffn_server))
+app.command()(configured(serve.serve))
 app.command()(explain.explain)
 app.command()(report.report)
-app.command("eval")(evaluate)
-app.command()(gate.gate)
+app.command("eval")(configured(evaluate))
+app.command()(configured(gate.gate))
 app.add_typer(model_list.models)
 app.command()(repair.repair)
 app.command()(merge.merge)
 app.command()(redact.redact)
-app.command("import")(import_.import_trace)
-app.command()(export.export)
+app.command("import")(configured(import_.import_trace))
+app.command()(configured(export.export))
 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from kvtape.cli.output import kvtape_version
+        from kvtape.cli.versions import version_lines
 
-        print(f"kvtape {kvtape_version()}")
+        print("\n".join(version_lines()))
+        raise Exit
+
+
+def _show_completion(context: typer.Context, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        from kvtape.cli.completion_scripts import SCRIPTS, chosen_shell
+
+        print(SCRIPTS[chosen_shell(context.params.get("shell"))], end="")
+        raise Exit
+
+
+def _install_completion(context: typer.Context, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        from kvtape.cli.completion_scripts import chosen_shell, install
+
+        place, left = install(chosen_shell(context.params.get("shell")), os.environ)
+        print(f"{place} is written; it holds for shells that start from now on" + (f"\n{left}" if left else ""))
         raise Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the versions and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; goes anywhere.")] = False,
+    shell: Annotated[
+        str | None,
+        typer.Option("--shell", metavar="bash|zsh|fish", is_eager=True, help="Whose completion; default: this one's."),
+    ] = None,
+    install_completion: Annotated[
+        bool,
+        typer.Option(
+            "--install-completion", callback=_install_completion, help="Let the shell complete kvtape's lines."
+        ),
+    ] = False,
+    show_completion: Annotated[
+        bool, typer.Option("--show-completion", callback=_show_completion, help="Print what would be installed.")
+    ] = False,
 ) -> None:
-    """Options of every command; `--debug` is read in `run`, since it may stand behind the verb."""
+    """Options of every command; `--debug` is read in `run`, since it may stand behind the verb, the others where they
+    stand.
+    """
 
 
 def run(argv: list[str] | None = None) -> int:
@@ -113,8 +151,8 @@ def run(argv: list[str] | None = None) -> int:
             return _fail(2, f"argument {arg!a} is no UTF-8; rename the file")
     try:
         command = typer.main.get_command(app)
-        if _COMPLETION_VARIABLE in os.environ:
-            command.main(args, prog_name="kvtape")
+        if (asking := os.environ.get("KVTAPE_COMPLETE")) is not None:
+            return _complete(asking, command, args)
         # Not `command.main`: it has an exit code of its own for an interrupt and for a closed pipe.
         with command.make_context("kvtape", args) as context:
             result = command.invoke(context)
@@ -148,14 +186,25 @@ def _take_debug(args: list[str]) -> tuple[list[str], bool]:
     return kept + args[end:], len(kept) < end
 
 
+def _complete(shell: str, command: Any, words: list[str]) -> int:
+    from kvtape.cli.completion import SHELLS, answer
+
+    if shell not in SHELLS:
+        return _fail(
+            2, f"KVTAPE_COMPLETE={shell} is no shell that is known; set it to {', '.join(SHELLS)}, or unset it"
+        )
+    print(answer(shell, command, words), end="", flush=True)
+    return 0
+
+
 def _usage(err: TyperException) -> int:
-    context = getattr(err, "ctx", None)
-    message = " ".join(err.format_message().split())
     if type(err).__name__ == "NoArgsIsHelpError":
+        context = getattr(err, "ctx", None)
         print(err.format_message())
         return 0 if context is not None and context.parent is None else 2
-    path = context.command_path if context is not None else "kvtape"
-    return _fail(err.exit_code, f"{message.rstrip('.')} (see {path} --help)")
+    from kvtape.cli.usage_errors import usage_line
+
+    return _fail(err.exit_code, usage_line(err, typer.main.get_command(app)))
 
 
 def _fail(code: int, line: str) -> int:

@@ -1,0 +1,167 @@
+"""`--print-config` and `--config F`: everything a verb was asked, as a JSON file, and back; flags = file.
+
+The file holds `verb` and `options`, by the names that the options have on the line without their dashes; arguments have
+the names that the verb's usage shows them by, in lower case. A flag on the line goes before the file. Paths in a file
+are those of the folder in which the verb runs, as on the line.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+__all__ = ["configured", "file_of", "read_config"]
+
+_SCHEMA = "kvtape.config/1"
+_ENVELOPE = ("digest", "digest_kind", "kvtape_version", "schema", "verb")
+_OWN = ("config", "print_config", "help")
+_FILE = "kvtape.config_file"
+
+
+def _take_file(context: typer.Context, path: str | None) -> str | None:
+    """The file's options stand in for the defaults; `--config` is read before every other option."""
+    if path is None or context.resilient_parsing:
+        return path
+    names = _names(context)
+    options = read_config(path, str(context.info_name), names, many=_many(context))
+    by_parameter = {parameter: options[name] for parameter, name in names.items() if options.get(name) is not None}
+    context.default_map = by_parameter
+    context.meta[_FILE] = "stdin" if path == "-" else path
+    return path
+
+
+_Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="F.json",
+        is_eager=True,
+        callback=_take_file,
+        help="Options from a file that --print-config wrote; the line goes before it; - for stdin.",
+    ),
+]
+_PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print as JSON what would run, for --config, and do nothing.")
+]
+
+
+def configured(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The same command with the two options."""
+
+    @functools.wraps(verb)
+    def run(context: typer.Context, config: str | None, print_config: bool, **given: Any) -> Any:
+        if not print_config:
+            return verb(**given)
+        from kvtape.cli.output import emit
+
+        names = _names(context)
+        options = {names[parameter]: _plain(value) for parameter, value in given.items()}
+        emit("config", {"verb": context.info_name, "options": options}, [], as_json=True)
+        return 0
+
+    signature = inspect.signature(verb, eval_str=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("context", keyword, annotation=typer.Context),
+        *(p.replace(kind=keyword) for p in signature.parameters.values()),
+        inspect.Parameter("config", keyword, default=None, annotation=_Config),
+        inspect.Parameter("print_config", keyword, default=False, annotation=_PrintConfig),
+    ]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": signature.return_annotation}
+    return run
+
+
+def file_of(context: Any, parameter: str | None) -> str | None:
+    """The file that the value of a parameter came from; None for one that was on the line or has its default."""
+    if parameter is None or context is None:
+        return None
+    source = context.get_parameter_source(parameter)
+    return context.meta.get(_FILE) if source is not None and source.name == "DEFAULT_MAP" else None
+
+
+def read_config(path: str, verb: str, names: Mapping[str, str], *, many: frozenset[str]) -> dict[str, Any]:
+    """The options of a file, or of stdin for `-`, by their names on the line.
+
+    `names`: by parameter, the name of each option that `verb` has; `many`: those that take several values.
+    Raises UsageError for what is no such file, or one of another verb, an unknown or repeated key, or a value that is
+    neither text, number, yes or no nor, for `many`, a list of these. Raises OSError.
+    """
+    from kvtape.cli.prompts import read_text
+
+    where = "stdin" if path == "-" else path
+
+    def wrong(what: str) -> NoReturn:
+        from kvtape.backends.errors import UsageError
+
+        raise UsageError(f"{where}: {what}; kvtape {verb} --print-config shows the form")
+
+    try:
+        data = json.loads(read_text(path), object_pairs_hook=_once)
+    except ValueError as err:
+        wrong(f"no JSON of a configuration ({err})")
+    if not isinstance(data, dict) or not isinstance(data.get("options"), dict):
+        wrong("no configuration: options are missing")
+    _known(where, "key", data, ["options", *_ENVELOPE])
+    if data.get("schema", _SCHEMA) != _SCHEMA:
+        wrong(f"schema is {data['schema']!r}, this kvtape reads {_SCHEMA}")
+    if data.get("verb", verb) != verb:
+        wrong(f"it is a configuration of kvtape {data['verb']}, not of kvtape {verb}")
+    options: dict[str, Any] = data["options"]
+    _known(where, f"option of kvtape {verb}", options, names.values())
+    for name, value in options.items():
+        values = value if name in many and isinstance(value, list) else [value]
+        listed = name not in many or value is None or isinstance(value, list)
+        if not listed or not all(v is None or isinstance(v, str | int | float) for v in values):
+            wrong(f"options.{name} is {'a list of texts or numbers' if name in many else 'one text, number or yes/no'}")
+    return options
+
+
+def _known(where: str, what: str, given: Mapping[str, Any], allowed: Any) -> None:
+    """Raises SpecError with the nearest name for a key that is not allowed."""
+    from kvtape.planner.grammar import choose_name
+
+    for key in given:
+        choose_name(f"{what} in {where}:", key, allowed)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, _ in pairs if sum(other == key for other, _ in pairs) > 1)
+        raise ValueError(f"{twice} is there twice")
+    return found
+
+
+def _names(context: typer.Context) -> dict[str, str]:
+    """Of each parameter the name that people know it by: `--n-ctx` is n-ctx, the argument LOG is log."""
+    return {
+        str(p.name): max(p.opts, key=len).removeprefix("--") if p.param_type_name == "option" else str(p.name)
+        for p in context.command.params
+        if p.name not in _OWN
+    }
+
+
+def _many(context: typer.Context) -> frozenset[str]:
+    names = _names(context)
+    return frozenset(
+        names[str(p.name)]
+        for p in context.command.params
+        if p.name in names and (getattr(p, "multiple", False) or p.nargs != 1)
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
