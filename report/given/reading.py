@@ -91,7 +91,7 @@ def read_given(places: Sequence[Path], subject: Subject) -> Given:
         except UsageError as err:
             if not in_folder or isinstance(err, _Damaged):
                 raise
-            left_out.append(str(err))
+            left_out.append(f"{place.name}: {err.short if isinstance(err, _Refused) else err}")
             continue
         results.append(Named(place.name, value))
     return Given(tuple(results), tuple(left_out))
@@ -99,6 +99,14 @@ def read_given(places: Sequence[Path], subject: Subject) -> Given:
 
 class _Damaged(UsageError):
     """A file that says it is a result and is not a whole one: nobody leaves that out in silence."""
+
+
+class _Refused(UsageError):
+    """A file that a report does not take. `short`: why, without its name and the remedy."""
+
+    def __init__(self, place: Path, short: str, remedy: str) -> None:
+        super().__init__(f"{place}: {short}; {remedy}")
+        self.short = short
 
 
 def _files(places: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
@@ -114,16 +122,16 @@ def _read(place: Path) -> Any:
         text = place.read_text(encoding="utf-8")
         said = json.loads(text)
     except FileNotFoundError:
-        raise UsageError(f"{place}: no such file; a report takes {ACCEPTED}") from None
+        raise _Refused(place, "no such file", f"a report takes {ACCEPTED}") from None
     except (ValueError, RecursionError):  # no UTF-8, no JSON
-        raise UsageError(f"{place}: no JSON; a report takes {ACCEPTED}") from None
+        raise _Refused(place, "no JSON", f"a report takes {ACCEPTED}") from None
     schema = said.get("schema") if isinstance(said, dict) else None
     if schema == COSTS_SCHEMA:
         return _costs(place)
     shape = _SHAPES.get(schema) if isinstance(schema, str) else None
     if shape is None:
         what = f"schema {schema!r} is not for a report" if isinstance(schema, str) else "no result of kvtape"
-        raise UsageError(f"{place}: {what}; it takes {ACCEPTED}")
+        raise _Refused(place, what, f"it takes {ACCEPTED}")
     try:
         return _adapter(shape).validate_python(_with_known_proofs(said))
     except ValidationError as err:
@@ -157,16 +165,12 @@ def _with_known_proofs(said: dict[str, Any]) -> dict[str, Any]:
 def _require_subject(place: Path, value: Any, subject: Subject) -> None:
     log = _log_of(value)
     if log is not None and log not in subject.digests:
-        raise UsageError(
-            f"{place}: a result of another log (digest {log[:12]}), not of {subject.name}; make it of this one, or "
-            f"leave it out"
-        )
+        what = f"a result of another log (digest {log[:12]}), not of {subject.name}"
+        raise _Refused(place, what, "make it of this one, or leave it out")
     models = _models_of(value)
     if models and subject.models and not models & subject.models:
-        raise UsageError(
-            f"{place}: a result of another model ({min(models)}) than {subject.name} has; leave it out, or make it of "
-            f"the log's model"
-        )
+        what = f"a result of another model ({min(models)}) than {subject.name} has"
+        raise _Refused(place, what, "make it of the log's model, or leave it out")
 
 
 def _log_of(value: Any) -> str | None:

@@ -1,0 +1,152 @@
+"""Panel of equality: did every engine hold what the log says, how is that known, and where did it part first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from kvtape.report.data.commands import repeated
+from kvtape.report.data.equality import ReplayResult, RunPair, replay_results, run_pairs
+from kvtape.report.figures.chart import Axis, Chart, Series, chart_figure
+from kvtape.report.panel import Cell, Figure, Missing, Panel, Table
+from kvtape.report.sources import Sources
+
+__all__ = ["equality_panel"]
+
+_LEAD: Final = (
+    "A replay carries the log out again on an engine and asks the engine's own memory, after every event that changes "
+    "what is resident, which rows it holds; each row is known for its token by its key. Equal means: the same tokens "
+    "at every such event, every row identified, and logits within the gate. Counts are sums over all sessions."
+)
+_COLUMNS: Final = (
+    *("target", "verdict", "way", "events that change residency", "of these, memory read", "rows found"),
+    *("of these, identified", "not executed", "logit checkpoints", "mean KL (nats)", "max KL (nats)", "top-1 (share)"),
+    *("engine", "key/value types"),
+)
+_PAIR_COLUMNS: Final = (
+    *("run", "beside", "verdict", "sessions in both", "in one alone", "events compared"),
+    *("first parts in", "at event (seq)", "operation", "what"),
+)
+_MOST_SESSIONS: Final = 200
+
+
+def equality_panel(sources: Sources) -> Panel:
+    """Replays that were given, and runs of the log beside each other. Raises LogUnreadable."""
+    found = replay_results(sources.given)
+    pairs = run_pairs(sources.log, [run.run_id for run in sources.runs])
+    figures = [f for n, replay in enumerate(found, 1) if (f := _kl(replay, f"equality-{n}")) is not None]
+    tables = [table for replay in found for table in _tables(replay)]
+    if pairs:
+        tables.append(_pairs(pairs))
+    missing = []
+    if not found:
+        command = repeated(sources.log.path.name, sources.sessions, (), ()).get("does an engine hold the same?")
+        given = "No replay was given, so nothing here says what an engine held. Show one with --with replay.json."
+        none = "Nothing to replay: these sessions were not recorded on an engine that kvtape carries events out on."
+        missing.append(Missing(given if command else none, command or "kvtape record --help"))
+    return Panel("equality", "Equality", _LEAD, tuple(figures), tuple(tables), tuple(missing))
+
+
+def _tables(replay: ReplayResult) -> Iterable[Table]:
+    verdict = "EQUAL" if replay.equal else "NOT EQUAL"
+    gate = (
+        "" if replay.gate_mean_kl is None else f"; gate of each session: mean KL at most {replay.gate_mean_kl:g} nats"
+    )
+    gate += "" if replay.gate_top1 is None else f", top-1 at least {replay.gate_top1:g}"
+    rows: list[tuple[Cell, ...]] = [
+        (
+            *(t.name, t.verdict, t.way, t.residency_events, t.witnessed, t.rows, t.identified, t.not_executed),
+            *(t.checkpoints, t.mean_kl, t.max_kl, t.top1, t.engine_version, t.kv_types),
+        )
+        for t in replay.targets
+    ]
+    yield Table(f"{replay.source}: {verdict}{gate}", _COLUMNS, rows)
+    yield _first(replay)
+    shown = replay.sessions[:_MOST_SESSIONS]
+    columns = ("session", "events", "of these, followed", "events lost from")
+    lost: list[tuple[Cell, ...]] = [(s, n, followed, "none lost" if at is None else at) for s, n, followed, at in shown]
+    yield Table(f"{replay.source}: sessions", columns, lost, len(replay.sessions) - len(shown))
+    if replay.notes:
+        yield Table(f"{replay.source}: remarks", ("remark",), [(note,) for note in replay.notes])
+
+
+def _first(replay: ReplayResult) -> Table:
+    first = replay.first
+    if first is None:
+        return Table(f"{replay.source}: first divergence", ("what", "value"), [("none", "no target parted anywhere")])
+    rows: list[tuple[Cell, ...]] = [
+        ("session", first.session),
+        ("event (seq)", first.seq),
+        ("operation", first.op),
+        ("target", first.backend),
+        ("what", first.what),
+        ("expected", _short(first.expected)),
+        ("found", _short(first.found)),
+    ]
+    rows += [(f"event {e.get('seq', 'unknown')} before it", _event(e)) for e in first.context]
+    return Table(f"{replay.source}: first divergence", ("what", "value"), rows)
+
+
+def _event(entry: Any) -> str:
+    return ", ".join(f"{name} {value}" for name, value in entry.items() if name != "seq" and value is not None)
+
+
+def _short(value: Any, most: int = 200) -> str:
+    text = "unknown" if value is None else str(value)
+    return text if len(text) <= most else f"{text[:most]} ..."
+
+
+def _kl(replay: ReplayResult, name: str) -> Figure | None:
+    known = [t for t in replay.targets if t.mean_kl is not None and t.max_kl is not None]
+    if not known:
+        return None
+    names = tuple(t.name for t in known)
+    places = list(range(len(known)))
+    series = [
+        Series(
+            "mean", places, [t.mean_kl or 0.0 for t in known], "points", texts=[_checked(t.checkpoints) for t in known]
+        ),
+        Series(
+            "max", places, [t.max_kl or 0.0 for t in known], "points", texts=[_checked(t.checkpoints) for t in known]
+        ),
+    ]
+    if replay.gate_mean_kl is not None and len(known) > 1:
+        series.append(Series("gate of the mean", places, [replay.gate_mean_kl] * len(known), "dashed"))
+    told = "; ".join(f"{t.name}: mean {t.mean_kl:.2g}, max {t.max_kl:.2g} over {t.checkpoints}" for t in known)
+    floor = (
+        ""
+        if replay.noise_floor is None
+        else (f" Two correct runs of a quantised model differ by a mean of about {replay.noise_floor:g} nats.")
+    )
+    return chart_figure(
+        name,
+        f"Distance from the dense reference: {replay.source}",
+        f"KL divergence in nats at the checkpoints. {told}.{floor}",
+        Chart(
+            Axis("target", names=names),
+            Axis("KL", "nats", log=all(t.mean_kl and t.max_kl for t in known)),
+            tuple(series),
+        ),
+    )
+
+
+def _checked(n: int) -> str:
+    return f"{n} checkpoints"
+
+
+def _pairs(pairs: Iterable[RunPair]) -> Table:
+    rows = [
+        (
+            *(p.first_run, p.other_run, _pair_verdict(p), p.shared_sessions, p.lone_sessions, p.compared),
+            *(("nowhere",) * 4 if p.what is None else (p.session, p.seq, p.op, p.what)),
+        )
+        for p in pairs
+    ]
+    title = "Runs of this log, event by event that changes residency; from what they recorded, no memory was asked"
+    return Table(title, _PAIR_COLUMNS, rows)
+
+
+def _pair_verdict(pair: RunPair) -> str:
+    if not pair.shared_sessions:
+        return "no session in common"
+    return "equal" if pair.equal else "different"

@@ -1,0 +1,106 @@
+"""Panel of proofs: which precisions and optimisations were certified, what was refused, how near simulations come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from kvtape.backends.proofs.rows import ProofRow
+from kvtape.eval.certification.report import COLUMNS as CERTIFIED_COLUMNS
+from kvtape.eval.certification.report import cells
+from kvtape.eval.gate.report import COLUMNS as GATE_COLUMNS
+from kvtape.eval.gate.report import cells_of
+from kvtape.report.data.proofs import Proof, precisions, proofs_of, refusals
+from kvtape.report.figures.fidelity import fidelity_parts
+from kvtape.report.panel import Cell, Missing, Panel, Table
+from kvtape.report.sources import Sources
+
+__all__ = ["proofs_panel"]
+
+_LEAD: Final = (
+    "What was measured before a storage type or an optimisation was let through, on which engine and class of machine, "
+    "and how near the simulator comes to the recording. A row speaks of its model, engine version and machine alone. "
+    "Likelihoods are in nats a token against the best precision; nothing is aggregated."
+)
+
+
+def proofs_panel(sources: Sources) -> Panel:
+    """Certifications, the gate, fidelity. Raises UsageError for a damaged document of proofs, LogUnreadable."""
+    found = proofs_of(sources.log, sources.sessions, [run.run_id for run in sources.runs], sources.given)
+    tables = [_precisions(sources)]
+    missing: list[Missing] = []
+    certified = [p for p in found if p.row.kind == "certification"]
+    gated = [p for p in found if p.row.kind == "gate"]
+    tables += [*_certified(certified), *_gated(gated)]
+    if not certified:
+        what = "No precision of these models was certified on these engines."
+        missing.append(Missing(what, "kvtape certify --backend llama --json > certify.json"))
+    if not gated:
+        missing.append(
+            Missing("No optimisation was put to the gate here.", "kvtape gate --backend llama --cell lookup")
+        )
+    fidelity = fidelity_parts(sources)
+    return Panel(
+        "proofs",
+        "Certification and fidelity",
+        _LEAD,
+        fidelity.figures,
+        (*tables, *fidelity.tables),
+        (*missing, *fidelity.missing),
+    )
+
+
+def _precisions(sources: Sources) -> Table:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            *(p.engine, p.engine_version, p.model, p.keys, p.values),
+            *(p.knob or "base: needs no proof", _let_through(p.certified), p.sessions),
+        )
+        for p in precisions(sources.log, sources.sessions)
+    ]
+    columns = ("engine", "version", "model", "keys", "values", "knob", "let through by a row", "sessions")
+    return Table("How the sessions shown stored their rows", columns, rows)
+
+
+def _let_through(certified: bool | None) -> str:
+    return "not needed" if certified is None else "yes" if certified else "NO: opened uncertified"
+
+
+def _certified(proofs: Sequence[Proof]) -> Iterable[Table]:
+    for (engine, version, model, machine), of in _places(proofs).items():
+        measured = [p for p in of if len(p.row.measures) > 1]
+        days = " and ".join(sorted({p.row.day for p in of}))
+        title = f"Certified: {engine}, {version}, {model}, on {machine}, {days}"
+        if measured:
+            yield Table(
+                title, ("from", *CERTIFIED_COLUMNS[:-1]), [(p.where, *_told(cells(p.row)[:-1])) for p in measured]
+            )
+    refused = refusals(proofs)
+    if refused:
+        named = ("knob", "what", "why", "engine", "version", "machine")
+        rows = [(r.subject, r.what, r.why, r.engine, r.engine_version, r.machine) for r in refused]
+        yield Table("What did not pass or was refused, and why", named, rows)
+
+
+def _told(values: Iterable[Cell]) -> Iterable[Cell]:
+    """What a row has no figure for was not measured, which is another thing than not to know it."""
+    return ("not measured" if value is None else value for value in values)
+
+
+def _places(proofs: Iterable[Proof]) -> dict[tuple[str, str, str, str], list[Proof]]:
+    of: dict[tuple[str, str, str, str], list[Proof]] = {}
+    for proof in proofs:
+        row: ProofRow = proof.row
+        of.setdefault((row.engine, row.engine_version, row.model, row.machine), []).append(proof)
+    return of
+
+
+def _gated(proofs: Sequence[Proof]) -> Iterable[Table]:
+    if not proofs:
+        return
+    rows = [
+        (p.where, p.row.day, *_told(line), p.row.machine)
+        for p, line in zip(proofs, cells_of(p.row for p in proofs), strict=True)
+    ]
+    title = "The gate: time that an optimisation saves, with its 95 % interval; * is the clock that decided"
+    yield Table(title, ("from", "day", *GATE_COLUMNS, "machine"), rows)
