@@ -80,7 +80,7 @@ def repeated(log: str, sessions: Sequence[SessionRow], results: Sequence[str], r
         on = " ".join(f"--on {engine}" for engine in engines)
         found["does an engine hold the same?"] = f"kvtape replay {place} {on} --json > replay.json"
         found["what would other policies cost?"] = (
-            f"kvtape calibrate {place} --out costs.json && "
+            f"kvtape calibrate {place} --out costs.json\n"
             f"kvtape whatif {place} --costs costs.json --policy none --policy stream --policy class "
             f"--budget {_budget(sessions)} --json > whatif.json"
         )

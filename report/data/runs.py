@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvtape.sim.errors import SimulationError
+from kvtape.sim.quality.reuse import least_prefilled
 from kvtape.sim.whatif.pareto import Better, mark_front
+from kvtape.sim.world.reading import read_scripts
 from kvtape.traces.reader import Log
 
-__all__ = ["OBJECTIVES", "RunCost", "run_costs"]
+__all__ = ["MOST_TOKENS", "OBJECTIVES", "RunCost", "run_costs"]
 
 OBJECTIVES: Final[Mapping[str, Better]] = {
     "computed": "less",
@@ -22,6 +25,9 @@ OBJECTIVES: Final[Mapping[str, Better]] = {
     "forgotten": "less",
 }
 """What runs are compared by."""
+
+MOST_TOKENS: Final = 1_000_000
+"""Offered by the default run's prompts: for more the bound is not computed here; a what-if has it."""
 
 _TURNS = """
 SELECT run_id, count(*) AS turns, sum(prompt_tokens)::BIGINT AS offered, sum(completion_tokens)::BIGINT AS generated,
@@ -41,7 +47,7 @@ GROUP BY run_id
 """
 _FIGURES: Final = (
     *("offered", "generated", "reused", "forgotten", "evicted", "recomputed", "refused"),
-    *("computed", "elapsed_ns", "peak_resident", "peak_kv"),
+    *("computed", "elapsed_ns", "peak_resident", "peak_kv", "least_computed"),
 )
 
 
@@ -49,8 +55,10 @@ _FIGURES: Final = (
 class RunCost:
     """One run, all its sessions together. Tokens; `elapsed_ns`: of all operations; peaks: of the fullest session.
 
-    None: the log does not say. `computed`: tokens that the engine computed in prefills and rebuilds. `rivals`: runs of
-    the same kind and workload that it is compared with, `on_front`: whether none of them beats it; None without any.
+    None: the log does not say. `computed`: tokens that the engine computed in prefills and rebuilds; `least_computed`:
+    the fewest of the prompts' tokens that any policy has to (clairvoyant), of runs with the default run's workload.
+    `rivals`: runs of the same kind and workload that it is compared with, `on_front`: whether none of them beats it;
+    None without any.
     """
 
     run_id: str
@@ -69,6 +77,7 @@ class RunCost:
     elapsed_ns: int | None
     peak_resident: int | None
     peak_kv: int | None
+    least_computed: int | None
     rivals: int
     on_front: bool | None
 
@@ -78,10 +87,14 @@ def run_costs(log: Log, run_ids: Sequence[str]) -> tuple[RunCost, ...]:
     kinds = {run.run_id: run.kind for run in log.runs()}
     turns, costs, peaks = (_by_run(log, query) for query in (_TURNS, _COSTS, _PEAKS))
     found = [{**turns.get(r, {}), **costs.get(r, {}), **peaks.get(r, {})} for r in run_ids]
+    default = turns.get(log.default_run().run_id, {})
+    bound = _least_computed(log, default.get("offered"))
     peers: dict[tuple[str, Any], list[int]] = {}
     for i, run_id in enumerate(run_ids):
-        if "workload" in found[i]:
-            peers.setdefault((kinds[run_id], found[i]["workload"]), []).append(i)
+        workload = found[i].get("workload")
+        found[i]["least_computed"] = bound if workload == default.get("workload") else None
+        if workload is not None:
+            peers.setdefault((kinds[run_id], workload), []).append(i)
     front: dict[int, bool] = {}
     for of in peers.values():
         if len(of) > 1:
@@ -91,6 +104,16 @@ def run_costs(log: Log, run_ids: Sequence[str]) -> tuple[RunCost, ...]:
     return tuple(
         _cost(log, run_id, kinds[run_id], found[i], rivals.get(i, 0), front.get(i)) for i, run_id in enumerate(run_ids)
     )
+
+
+def _least_computed(log: Log, offered: int | None) -> int | None:
+    """Of the default run. None where its prompts cannot be read, or are too long."""
+    if offered is None or offered > MOST_TOKENS:
+        return None
+    try:
+        return sum(least_prefilled(script) for script in read_scripts(log))
+    except SimulationError:
+        return None
 
 
 def _cost(log: Log, run_id: str, kind: str, found: Mapping[str, Any], rivals: int, on_front: bool | None) -> RunCost:

@@ -12,7 +12,7 @@ from kvtape.report.figures.chart import Axis, Chart, Mark, Series, chart_figure
 from kvtape.report.figures.hit_rates import hit_rate_parts
 from kvtape.report.figures.policy_tables import policy_tables
 from kvtape.report.figures.quality import quality_parts
-from kvtape.report.figures.runs import run_tables
+from kvtape.report.figures.runs import run_parts
 from kvtape.report.panel import Figure as Drawing
 from kvtape.report.panel import Missing, Panel, Table
 from kvtape.report.sources import Sources
@@ -43,11 +43,10 @@ def policies_panel(sources: Sources) -> Panel:
         why = "No simulation of other policies was given. It is made by the command below, and shown with --with"
         none = "No simulation of other policies: this log was not recorded on an engine whose times it could learn from"
         missing.append(Missing(f"{why} whatif.json." if whatif else f"{none}.", whatif or "kvtape record --help"))
-    for part in (hit_rate_parts(sources), quality_parts(sources)):
+    for part in (run_parts(sources), hit_rate_parts(sources), quality_parts(sources)):
         figures += part.figures
         tables += part.tables
         missing += part.missing
-    tables += run_tables(sources)
     return Panel("policies", "Policy comparison", _LEAD, tuple(figures), tuple(tables), tuple(missing))
 
 
