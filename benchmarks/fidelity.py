@@ -2,7 +2,8 @@
 
 On each engine: record A and calibrate on it; record the logs of `fidelity_cases.PREDICTED` twice, with other texts;
 simulate them with A's costs. The table has the errors of operations, turns and totals, beside the machine's own
-difference between two recordings. Prints it as Markdown and writes fidelity.json; exit 1 where the bar is missed.
+difference between two recordings. Prints it as Markdown and writes fidelity.json, which kvtape report --with shows;
+exit 1 where the bar is missed.
 
 The third subject are the modelled operations: a machine that takes exactly what llama.cpp's costs say does the same
 work, is calibrated on what it did on A, and predicted. What is wrong there is wrong with the calibration itself.
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ from kvtape.traces.recorder import Recorder
 
 ENGINES = ("llama", "openvino")
 TWICE = (1, 2)
+SCHEMA = "kvtape.fidelity/1"  # what kvtape report --with knows it by
 
 Sessions = Mapping[str, Sequence[Event]]
 
@@ -70,7 +73,8 @@ def main() -> int:
         for engine, costs in learnt.items():
             results[engine] = _json(_predicted(folder, engine, costs))
         results["modelled"] = _json(_modelled(folder, "llama", learnt["llama"]))
-    asked.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    said = {"schema": SCHEMA, "kvtape_version": version("kvtape"), "clock": asked.clock, "engines": results}
+    asked.out.write_text(json.dumps(said, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     print(_table(results))
     return 0 if all(case["holds"] for cases in results.values() for case in cases.values()) else 1
 

@@ -133,7 +133,7 @@ def _read(place: Path) -> Any:
         what = f"schema {schema!r} is not for a report" if isinstance(schema, str) else "no result of kvtape"
         raise _Refused(place, what, f"it takes {ACCEPTED}")
     try:
-        return _adapter(shape).validate_python(_with_known_proofs(said))
+        return _adapter(shape).validate_json(json.dumps(_with_known_proofs(said)), strict=True)
     except ValidationError as err:
         first = err.errors()[0]
         at = ".".join(str(part) for part in first["loc"]) or "the document"
