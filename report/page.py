@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvtape.report.markup import json_block, table_html, text
 from kvtape.report.panel import Figure, Missing, Panel, Table
@@ -12,7 +13,17 @@ from kvtape.report.panel import Figure, Missing, Panel, Table
 __all__ = ["PageMeta", "page"]
 
 _ASSETS = Path(__file__).parent / "assets"
-_SCRIPTS = ("base.js", "chart.js", "start.js")
+_SCRIPTS = (
+    "base.js",
+    "frame.js",
+    "raster.js",
+    "sessions.js",
+    "residency.js",
+    "timeline.js",
+    "occupancy.js",
+    "chart.js",
+    "start.js",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +31,14 @@ class PageMeta:
     """What stands above the panels. `title`: of the page and its tab; `lead`: a sentence under it.
 
     `facts`: name and value, in order. `packed`: long columns for figures of sessions, by the id of their block
-    (`packing.pack`): base64 texts.
+    (`packing.pack`): base64 texts. `sessions`: what those figures share besides (`figures.sessions`).
     """
 
     title: str
     lead: str
     facts: tuple[tuple[str, str], ...] = ()
     packed: Mapping[str, str] = field(default_factory=dict)
+    sessions: Mapping[str, Any] = field(default_factory=dict)
 
 
 def page(panels: Sequence[Panel], meta: PageMeta) -> str:
@@ -51,6 +63,7 @@ def page(panels: Sequence[Panel], meta: PageMeta) -> str:
             *(_panel(panel) for panel in panels),
             "</main>",
             '<footer><p class="note">Written by kvtape. Nothing on this page is loaded from anywhere.</p></footer>',
+            json_block("sessions", meta.sessions),
             *(_packed(name, data) for name, data in sorted(meta.packed.items())),
             f"<script>\n{''.join(_asset(name) for name in _SCRIPTS)}</script>",
             "</body>\n</html>\n",

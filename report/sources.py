@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtape.planner.rows import RunRow, SessionRow
+from kvtape.report.data.views import SessionView, session_views
 from kvtape.report.given.reading import Given, Subject, read_given
 from kvtape.traces.errors import NoSuchRow
 from kvtape.traces.reader import Log
@@ -20,6 +21,7 @@ class Sources:
 
     `sessions`: of the runs shown, in the order of their first events; `only`: their names when they were asked for.
     `given`: what other verbs wrote of this log. `digests`: the logical digest of each of `runs`.
+    `views`: those of the sessions that the page holds.
     """
 
     log: Log
@@ -29,6 +31,7 @@ class Sources:
     only: tuple[str, ...] = ()
     given: Given = field(default_factory=Given)
     digests: Mapping[str, str] = field(default_factory=dict)
+    views: tuple[SessionView, ...] = ()
 
 
 def choose(log: Log, runs: Sequence[str] = (), only: Sequence[str] = (), results: Sequence[Path] = ()) -> Sources:
@@ -51,7 +54,7 @@ def choose(log: Log, runs: Sequence[str] = (), only: Sequence[str] = (), results
     looked_at = shown if runs else tuple(there.values())
     digests = {run.run_id: log.logical_digest(run.run_id) for run in looked_at}
     given = read_given(results, _subject(log, looked_at, digests)) if results else Given()
-    return Sources(log, shown, looked_at, kept, tuple(only), given, digests)
+    return Sources(log, shown, looked_at, kept, tuple(only), given, digests, session_views(log, kept))
 
 
 def _subject(log: Log, runs: Sequence[RunRow], digests: Mapping[str, str]) -> Subject:

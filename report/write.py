@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvtape.backends.user_files import write_whole
+from kvtape.report.figures.sessions import packed_sessions, session_data
 from kvtape.report.page import PageMeta, page
 from kvtape.report.panels import make_panels
 from kvtape.report.sources import Sources, choose
 from kvtape.traces.reader import Log
 
 __all__ = ["Written", "report_html", "write_report"]
+
+_LEAD = "What a language model's KV cache held, event by event, what that cost, and what other policies would do."
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +29,14 @@ class Written:
 
 def report_html(sources: Sources) -> str:
     """The whole page. The same log, runs and results give the same text."""
-    return page(
-        make_panels(sources), PageMeta(f"kvtape report: {sources.log.path.name}", _lead(sources), _facts(sources))
+    meta = PageMeta(
+        f"kvtape report: {sources.log.path.name}",
+        _LEAD,
+        _facts(sources),
+        packed=packed_sessions(sources.views),
+        sessions=session_data(sources.views),
     )
+    return page(make_panels(sources), meta)
 
 
 def write_report(
@@ -42,10 +50,6 @@ def write_report(
     html = report_html(sources)
     write_whole(out, html)
     return Written(out, len(html.encode()), len(sources.sessions))
-
-
-def _lead(sources: Sources) -> str:
-    return "What a language model's KV cache held, event by event, what that cost, and what other policies would do."
 
 
 def _facts(sources: Sources) -> tuple[tuple[str, str], ...]:

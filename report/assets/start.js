@@ -1,1 +1,37 @@
-// Nothing to start yet.
+// Draw every figure, and let people choose the theme.
+
+const DRAW = { chart, residency: residencyMap, timeline, occupancy };
+
+function theme() {
+  const button = document.getElementById("theme");
+  const choices = [["", "as the system"], ["light", "light"], ["dark", "dark"]];
+  let at = 0;
+  button.addEventListener("click", () => {
+    at = (at + 1) % choices.length;
+    if (choices[at][0]) document.documentElement.dataset.theme = choices[at][0];
+    else delete document.documentElement.dataset.theme;
+    button.textContent = `Theme: ${choices[at][1]}`;
+    redrawAll();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
+}
+
+theme();
+for (const figure of document.querySelectorAll("figure[data-kind]")) {
+  const title = figure.querySelector("h3").textContent;
+  DRAW[figure.dataset.kind](figure.querySelector(".stage"), dataOf(`${figure.id}-data`), title, `${figure.id}-summary`);
+}
+
+// Paper is white: canvases are painted anew in the light colours, and back.
+let onScreen = null;
+addEventListener("beforeprint", () => {
+  onScreen = document.documentElement.dataset.theme || "";
+  document.documentElement.dataset.theme = "light";
+  redrawAll();
+});
+addEventListener("afterprint", () => {
+  if (onScreen) document.documentElement.dataset.theme = onScreen;
+  else delete document.documentElement.dataset.theme;
+  redrawAll();
+});
+matchMedia("print").addEventListener("change", redrawAll);

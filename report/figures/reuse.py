@@ -9,9 +9,7 @@ __all__ = ["reuse_panel"]
 
 
 def reuse_panel(sources: Sources) -> Panel:
-    _, rows = sources.log.sql(
-        "SELECT reason, count(*) AS n, sum(tokens)::BIGINT AS t FROM why_prefilled GROUP BY 1"
-    )
+    _, rows = sources.log.sql("SELECT reason, count(*) AS n, sum(tokens)::BIGINT AS t FROM why_prefilled GROUP BY 1")
     table = Table("Why prompts were computed", ("reason", "events", "tokens"), rows)
     lead = "What each turn found in the cache, and why the rest was computed."
     if not rows:

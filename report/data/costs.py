@@ -1,0 +1,36 @@
+"""What operations of each session took, by operation and way: sums over its events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtape.traces.reader import Log
+
+__all__ = ["Cost", "costs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """`tokens`: that the events were about; None where no event says. `computed`: tokens the engine computed in
+    prefills and rebuilds. `elapsed_ns`: their sum; None where nothing was measured; `measured`: of how many events."""
+
+    run_id: str
+    session_id: str
+    op: str
+    way: str | None
+    events: int
+    tokens: int | None
+    computed: int | None
+    measured: int
+    elapsed_ns: int | None
+
+
+def costs(log: Log) -> list[Cost]:
+    """Ordered by run, session, op and way. Refused and fatal operations took time too and are in it."""
+    return [Cost(*row) for row in log.sql(_QUERY)[1]]
+
+
+_QUERY = """
+    SELECT run_id, session_id, op::VARCHAR, way::VARCHAR, count(*)::BIGINT, sum(n_tokens)::BIGINT,
+        sum(physical_prefill_tokens)::BIGINT, count(elapsed_ns)::BIGINT, sum(elapsed_ns)::BIGINT
+    FROM events WHERE op NOT IN ('open', 'prompt', 'generate', 'close') GROUP BY ALL ORDER BY ALL"""

@@ -1,0 +1,67 @@
+"""Panel: how many tokens the cache held, beside what it might hold."""
+
+from __future__ import annotations
+
+from kvtape.report.data.views import SessionView
+from kvtape.report.figures.missing import no_sessions
+from kvtape.report.figures.residency import thinning
+from kvtape.report.panel import Cell, Figure, Panel, Table
+from kvtape.report.sources import Sources
+
+__all__ = ["occupancy_panel"]
+
+_LEAD = (
+    "Tokens resident in the engine's cache after every event, and tokens in the cold store, from the fold of the log. "
+    "Where events share a pixel the curve covers all their values, lowest to highest. Dashed: the effective context, "
+    "and the budget that the plans worked to."
+)
+
+
+def occupancy_panel(sources: Sources) -> Panel:
+    title = "Occupancy against budget"
+    if not sources.views:
+        return Panel("occupancy", title, _LEAD, missing=no_sessions(sources))
+    figure = Figure(
+        "occupancy-curve", "Tokens in the cache", "occupancy", _summary(sources.views[0]), {}, _table(sources)
+    )
+    return Panel("occupancy", title, f"{_LEAD} {thinning(sources)}".strip(), figures=(figure,))
+
+
+def _summary(view: SessionView) -> str:
+    peak, limits = _peak(view), view.limits
+    budget = max((tokens for _, tokens in limits.plans), default=limits.policy_budget)
+    stated = "No plan was made" if not limits.plans else f"The plans worked to a budget of {budget:,} tokens"
+    if not limits.plans and budget is not None:
+        stated = f"The policy's budget is {budget:,} tokens"
+    of = "" if not limits.context else f", {peak / limits.context:.0%} of the context of {limits.context:,}"
+    return f"Session {view.label}: at most {peak:,} tokens resident{of}. {stated}."
+
+
+def _peak(view: SessionView) -> int:
+    return int(view.history.resident.max(initial=0))
+
+
+def _table(sources: Sources) -> Table:
+    columns = (
+        "session",
+        "context (tokens)",
+        "largest plan budget (tokens)",
+        "most resident (tokens)",
+        "mean resident (tokens)",
+        "resident at the end (tokens)",
+        "most cold (tokens)",
+    )
+    return Table("Occupancy in numbers; the mean is over events", columns, [_row(view) for view in sources.views])
+
+
+def _row(view: SessionView) -> tuple[Cell, ...]:
+    past, limits = view.history, view.limits
+    return (
+        view.label,
+        limits.context,
+        max((tokens for _, tokens in limits.plans), default=limits.policy_budget),
+        _peak(view),
+        float(past.resident.mean()) if len(past) else None,
+        past.final.resident_tokens,
+        int(past.cold.max(initial=0)),
+    )

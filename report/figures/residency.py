@@ -1,0 +1,95 @@
+"""Panel: which tape positions were in the cache, and after which event."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from kvtape.planner.events import Op
+from kvtape.report.data.history import STATES
+from kvtape.report.data.views import SessionView
+from kvtape.report.figures.missing import no_sessions
+from kvtape.report.panel import Cell, Figure, Panel, Table
+from kvtape.report.sources import Sources
+
+__all__ = ["residency_panel"]
+
+_LEAD = (
+    "Every token ever fed or generated has a position on the tape, from bottom to top; events go from left to right. "
+    "A cell of the map stands for a range of positions and a range of events, and has the colour of the state that "
+    "most of its (position, event) pairs are in; zooming in counts again from the exact states, up to one position "
+    "and one event. Point at a cell for its counts and for what happened at the event."
+)
+
+
+def residency_panel(sources: Sources) -> Panel:
+    title = "Residency map"
+    if not sources.views:
+        return Panel("residency", title, _LEAD, missing=no_sessions(sources))
+    figure = Figure(
+        "residency-map",
+        "What the cache held, by tape position and event",
+        "residency",
+        _summary(sources),
+        {"noun": "map"},
+        _table(sources),
+    )
+    return Panel("residency", title, f"{_LEAD} {thinning(sources)}".strip(), figures=(figure,))
+
+
+def thinning(sources: Sources) -> str:
+    """How the sessions on the page were chosen and thinned out; empty where everything is there."""
+    parts = []
+    if len(sources.views) < len(sources.sessions):
+        parts.append(
+            f"Shown are the {len(sources.views)} of {len(sources.sessions):,} sessions that have the most events; "
+            "choose others with --session."
+        )
+    thin = [view for view in sources.views if view.thin.every > 1]
+    if thin:
+        names = ", ".join(f"{v.label} ({v.n_events:,} events, every {v.thin.every})" for v in thin)
+        parts.append(f"Of long sessions the state after every k-th event is held: {names}.")
+    parts += [
+        f"{v.label} lost events from {v.lost_at:,} on: nothing is known after that."
+        for v in sources.views
+        if v.lost_at is not None
+    ]
+    return " ".join(parts)
+
+
+def _summary(sources: Sources) -> str:
+    view = sources.views[0]
+    end = view.history.final
+    tape = int(view.history.tape_length.max(initial=0))
+    return (
+        f"Session {view.label}: {view.n_events:,} events on {tape:,} tape positions. At the end "
+        f"{end.resident_tokens:,} tokens are resident, {end.cold_ranges.n_tokens:,} cold and "
+        f"{end.dropped.n_tokens:,} dropped; the most that was resident at once is "
+        f"{int(view.history.resident.max(initial=0)):,}."
+    )
+
+
+def _table(sources: Sources) -> Table:
+    columns = ("session", "events", "tape positions", "most resident (tokens)", "evicts", "admits")
+    shares = tuple(f"{name} (share of pairs)" for name in STATES[1:])
+    return Table("The map in numbers", columns + shares, [_row(view) for view in sources.views])
+
+
+def _row(view: SessionView) -> tuple[Cell, ...]:
+    past = view.history
+    ops = Counter(int(code) for code in view.thin.op) if view.thin.every == 1 else None
+    codes = {op: i for i, op in enumerate(Op)}
+    areas = np.zeros(len(STATES))
+    shapes = past.rectangles
+    np.add.at(areas, shapes.state, (shapes.stop - shapes.start) * (shapes.until - shapes.since))
+    total = areas.sum()
+    return (
+        view.label,
+        view.n_events,
+        int(past.tape_length.max(initial=0)),
+        int(past.resident.max(initial=0)),
+        None if ops is None else ops[codes[Op.EVICT]],
+        None if ops is None else ops[codes[Op.ADMIT]],
+        *(float(a / total) if total else 0.0 for a in areas[1:]),
+    )
