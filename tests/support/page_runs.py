@@ -19,7 +19,7 @@ from support.pages import Block, alike, blocks, steps
 from support.repository import ROOT
 from support.tiny_gguf import write_tiny
 
-__all__ = ["REAL_MODEL", "PageFailed", "prepare", "refilled", "run_block"]
+__all__ = ["REAL_MODEL", "PageFailed", "prepare", "refilled", "run_block", "write_model_and_text"]
 
 REAL_MODEL = frozenset({"docs/capture.md", "docs/quickstart.md", "docs/tutorial.md"})
 """Pages whose commands without `--model` run on the demo model itself; on others a tiny one stands for it."""
@@ -32,15 +32,19 @@ class PageFailed(AssertionError):
     """A block of a page did not do what the page says."""
 
 
+def write_model_and_text(folder: Path) -> None:
+    """A tiny model with random weights, `M.gguf`, and a short text, `book.txt`."""
+    write_tiny(folder / TINY, n_ctx=1024)
+    shutil.copyfile(ROOT / "examples" / "text" / "harbour.txt", folder / "book.txt")
+
+
 def prepare(folder: Path) -> None:
     """What pages take for granted: the samples, a tiny model, a text, a chat, a recorded log and its costs."""
     for name in ("examples", "cli"):
         (folder / name).symlink_to(ROOT / name, target_is_directory=True)
-    write_tiny(folder / TINY, n_ctx=1024)
+    write_model_and_text(folder)
     (folder / "model.gguf").symlink_to(TINY)
     (folder / "chat.jsonl").symlink_to(ROOT / "examples" / "chat.jsonl")
-    text = (ROOT / "examples" / "text" / "harbour.txt").read_text(encoding="utf-8")
-    (folder / "book.txt").write_text(text[:1500], encoding="utf-8")
     _run(
         f"kvtape record --text book.txt --policy stream:sink=4,recent=92 --n-ctx 128 --decode 8 --content "
         f"--score-all --model {TINY} --log recorded.duckdb",

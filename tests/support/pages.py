@@ -33,6 +33,7 @@ NOT_RUN = {
 
 RUN_ELSEWHERE = {
     "docs/cli.md": "tests/repo/test_docs.py",
+    "docs/contributing.md": "tests/docs/test_contributing.py",
     "docs/example.md": "tests/cli/test_demo.py",
     "docs/log-schema.md": "tests/traces/test_document.py",
     "docs/serve.md": "tests/repo/test_serve_page.py",

@@ -1,0 +1,107 @@
+"""docs/contributing.md, followed to the letter in a copy of the sources: files, changes, commands, outputs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.page_runs import write_model_and_text
+from support.pages import Block, alike, blocks, steps
+from support.repository import ROOT, copy_rooms
+
+PAGE = ROOT / "docs" / "contributing.md"
+PARTS = ("policy", "backend", "importer")
+QUICK = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "kvtape.testing.plugin"}
+"""Plugins of other packages take longer to load than the tests of the page to run."""
+
+BESIDE = (
+    "docs/importing.md",
+    "tests/support/__init__.py",
+    "tests/support/imports.py",
+    "tests/support/repository.py",
+    "tests/traces/importers/test_page.py",
+)
+
+
+def part_of(name: str) -> list[Block]:
+    """The blocks of a part, which its marker begins and the next one ends."""
+    text = PAGE.read_text(encoding="utf-8")
+    return blocks(re.split(r"^<!-- \w+ -->$", text.partition(f"<!-- {name} -->")[2], flags=re.MULTILINE)[0])
+
+
+def copied(target: Path) -> Path:
+    """The sources as the page is followed in them, and what pages take for granted."""
+    copy_rooms(target)
+    here = target / "kvtape"
+    for name in BESIDE:
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, here / name)
+    shutil.copytree(ROOT / "examples", here / "examples")
+    write_model_and_text(here)
+    (target / "bin").mkdir()
+    command = target / "bin" / "kvtape"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m kvtape.cli "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    return here
+
+
+def run(command: str, here: Path) -> tuple[int, str]:
+    path = f"{here.parent / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    python = os.pathsep.join(map(str, (here.parent, here, here / "tests")))
+    environment = {**os.environ, **QUICK, "PATH": path, "PYTHONPATH": python, "KVTAPE_PROGRESS": "none"}
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=here,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout.rstrip("\n")
+
+
+def follow(block: Block, here: Path) -> str:
+    """Do what a block says; its text as it should be."""
+    if block.language == "diff":
+        done = subprocess.run(
+            ["git", "apply", "--verbose", "-"], input=block.text, cwd=here, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return block.text
+    if block.language != "console":
+        path = here / block.words[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text, encoding="utf-8")
+        return block.text
+    fresh = []
+    for step in steps(block.text):
+        code, out = run(step.command, here)
+        assert code == step.code, f"{step.command}: exit code {code}\n{out}"
+        same = alike(step.output, out, numbers="like" in block.words)
+        shown = step.output if same else out
+        fresh.append(f"$ {step.command}\n" + (f"{shown}\n" if shown else ""))
+    return "".join(fresh)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_whoever_follows_the_page_arrives(name: str, tmp_path: Path) -> None:
+    here = copied(tmp_path)
+    found = part_of(name)
+    assert len(found) >= 5
+    for block in found:
+        assert follow(block, here) == block.text
+
+
+def test_steps_are_as_many_as_the_heading_says() -> None:
+    numbers = {"three": 3, "four": 4, "five": 5}
+    parts = re.findall(r"^## [^\n]* in (\w+) steps\n(.*?)(?=^## )", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(parts) == len(PARTS)
+    for word, text in parts:
+        assert [int(n) for n in re.findall(r"^\*\*(\d)\. ", text, re.MULTILINE)] == [*range(1, numbers[word] + 1)]
