@@ -21,7 +21,8 @@ def policy_tables(found: Comparison) -> list[Table]:
     """Figures of a table are medians where arrivals were drawn."""
     kind = ", HYPOTHETICAL costs" if found.hypothetical else ""
     title = f"{found.source}, {found.about}{kind}; costs {found.costs_digest[:12]}"
-    tables = [Table(title, _COLUMNS, [_row(p) for p in found.points])]
+    attended = any(p.retained.value is not None for p in found.points)
+    tables = [Table(title, _COLUMNS, [_row(p, attended=attended) for p in found.points])]
     if found.refused:
         rows = [(r.policy, r.budget, r.why) for r in found.refused]
         tables.append(Table(f"{found.source}: cannot be simulated", ("policy", "budget (tokens)", "why"), rows))
@@ -34,12 +35,12 @@ def policy_tables(found: Comparison) -> list[Table]:
     return tables
 
 
-def _row(p: Point) -> tuple[Cell, ...]:
+def _row(p: Point, *, attended: bool) -> tuple[Cell, ...]:
     front = "no policy can do it" if p.clairvoyant else p.on_front
     budget = "as recorded" if p.budget is None else p.budget
     machine = ("one each" if p.slots is None else p.slots, "as recorded" if p.cold_tokens is None else p.cold_tokens)
     share = "not drawn" if p.front_share is None else p.front_share
-    retained = ("not recorded" if v is None else v for v in (p.retained.value, p.most_retained))
+    retained = (p.retained.value, p.most_retained) if attended else ("not recorded",) * 2
     return (
         *(p.policy, budget, *machine, front, share, p.turns, p.not_served),
         *(_scaled(p.ttft_p95.value, 1e9), _interval(p.ttft_p95, 1e9), _scaled(p.tpot_p95.value, 1e6)),
@@ -52,6 +53,8 @@ def _scaled(value: float | None, unit: float) -> float | None:
 
 
 def _interval(figure: Figure, unit: float) -> str:
+    if figure.value is None:
+        return "no turn has it"
     if figure.low is None or figure.high is None:
         return "none: as recorded"
     return f"{figure.low / unit:.3g} to {figure.high / unit:.3g}"

@@ -120,7 +120,7 @@ def _files(places: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
 def _read(place: Path) -> Any:
     try:
         text = place.read_text(encoding="utf-8")
-        said = json.loads(text)
+        said = json.loads(text, parse_constant=_no_number)
     except FileNotFoundError:
         raise _Refused(place, "no such file", f"a report takes {ACCEPTED}") from None
     except (ValueError, RecursionError):  # no UTF-8, no JSON
@@ -140,6 +140,11 @@ def _read(place: Path) -> Any:
         raise _Damaged(
             f"{place}: not a whole {schema} ({at}: {first['msg']}); make it again with this version of kvtape"
         ) from None
+
+
+def _no_number(text: str) -> None:
+    """NaN and infinities are no JSON, and kvtape never writes them."""
+    raise ValueError(text)
 
 
 def _costs(place: Path) -> CostTable:

@@ -43,6 +43,7 @@ def written(folder: Path, value: Any, name: str = "r.json") -> Path:
     ("value", "said"),
     [
         ("not json", "no JSON; a report takes what kvtape replay"),
+        (json.dumps(REPLAY).replace("true", "NaN"), "no JSON; "),
         ([1], "no result of kvtape; it takes"),
         ({"rows": []}, "no result of kvtape; it takes"),
         ({"schema": "kvtape.show/1"}, "schema 'kvtape.show/1' is not for a report; it takes"),

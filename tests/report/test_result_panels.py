@@ -1,0 +1,227 @@
+"""The panels of results, on a log of a real engine with everything that other verbs make of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtape.report.figures.equality import equality_panel
+from kvtape.report.figures.policies import policies_panel
+from kvtape.report.figures.proofs import proofs_panel
+from kvtape.report.figures.rules import rules_panel
+from kvtape.report.panel import Panel, Table
+from kvtape.report.sources import Sources, choose
+from kvtape.sim.blocks.from_log import read_log
+from kvtape.sim.fidelity import first_difference
+from kvtape.traces.reader import open_log
+from support.command import kvtape
+from support.forge import edit_log
+from support.recorded import record
+from support.tiny_gguf import write_tiny
+
+RESULTS = ("costs", "curve", "eval", "replay", "tune", "whatif")
+MakePanel = Callable[[Sources], Panel]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, L.duckdb recorded on it, and what every verb prints of that log with --json."""
+    here = tmp_path_factory.mktemp("results")
+    model = write_tiny(here / "tiny.gguf")
+    assert record(model, here / "L.duckdb", "--content", "--score-all").code == 0
+    assert kvtape("calibrate", here / "L.duckdb", "--out", here / "costs.json").code == 0
+    costs = ("--costs", here / "costs.json")
+    policies = ("--policy", "stream:sink=4", "--policy", "opt:sink=4,recent=8", "--budget", 96, "--budget", 128)
+    _printed(here, "whatif", here / "L.duckdb", *costs, *policies, "--policy", "none", "--seeds", 3)
+    asked = ("--policy", "stream:sink=4,recent=60", "--budget", 96, "--where", "peak_kv_bytes<=1B", "--trials", 4)
+    _printed(here, "tune", here / "L.duckdb", *costs, *asked, code=1)
+    _printed(here, "curve", here / "L.duckdb", "--warmup", 0)
+    _printed(here, "replay", here / "L.duckdb", "--model", model, "--on", "llama")
+    needle = ("--tokens", 400, "--seeds", "0:2", "--policy", "stream", "--budget", 96)
+    _printed(here, "eval", "--model", model, "--backend", "llama", *needle)
+    return here
+
+
+def _printed(here: Path, verb: str, *args: object, code: int = 0) -> None:
+    ran = kvtape(verb, *args, "--json")
+    assert ran.code == code, ran.err
+    (here / f"{verb}.json").write_text(ran.out, encoding="utf-8")
+
+
+def said(folder: Path, verb: str) -> Any:
+    return json.loads((folder / f"{verb}.json").read_text(encoding="utf-8"))
+
+
+def made(panel: MakePanel, folder: Path, *names: str, log: str = "L.duckdb") -> Panel:
+    with open_log(folder / log) as tape:
+        return panel(choose(tape, results=[folder / f"{name}.json" for name in names]))
+
+
+def table(panel: Panel, begins: str) -> Table:
+    (found,) = [t for t in panel.tables if t.caption.startswith(begins)]
+    return found
+
+
+def column(of: Table, name: str) -> list[Any]:
+    return [row[of.columns.index(name)] for row in of.rows]
+
+
+@pytest.mark.parametrize("make", [policies_panel, equality_panel, proofs_panel, rules_panel])
+def test_with_every_result_no_command_is_missing_that_was_run(make: MakePanel, folder: Path) -> None:
+    panel = made(make, folder, *RESULTS)
+    assert panel.tables
+    commands = " ".join(missing.command for missing in panel.missing)
+    assert not any(f"kvtape {verb}" in commands for verb in ("whatif", "replay", "curve", "eval", "calibrate"))
+    assert all(t.rows for t in panel.tables)
+
+
+@pytest.mark.parametrize("make", [policies_panel, equality_panel, proofs_panel])
+def test_without_results_a_panel_says_which_commands_make_them(make: MakePanel, folder: Path) -> None:
+    panel = made(make, folder)
+    assert panel.missing
+    for missing in panel.missing:
+        assert missing.command.startswith("kvtape ")
+        assert "L.duckdb" in missing.command or any(verb in missing.command for verb in ("eval", "certify", "gate"))
+
+
+def test_points_of_a_whatif_stand_there_with_their_intervals_and_bounds(folder: Path) -> None:
+    panel, rows = made(policies_panel, folder, "whatif"), said(folder, "whatif")["rows"]
+    shown = table(panel, "whatif.json, the whole log; costs")
+    assert column(shown, "policy") == [r["policy"] for r in rows]
+    assert column(shown, "on the front") == ["no policy can do it" if r["clairvoyant"] else r["pareto"] for r in rows]
+    for r, interval in zip(rows, column(shown, "TTFT p95, 95 % (s)"), strict=True):
+        ends = r["intervals"]["ttft_p95_ns"]
+        told = "no turn has it" if ends is None else f"{ends['low'] / 1e9:.3g} to {ends['high'] / 1e9:.3g}"
+        assert interval == told
+    for r, computed, least in zip(
+        rows, column(shown, "computed (tokens)"), column(shown, "fewest possible"), strict=True
+    ):
+        assert computed == r["prefilled_tokens"] + r["recomputed_tokens"]
+        assert r["not_served"] or computed >= least
+    for kept, most in zip(column(shown, "retained mass"), column(shown, "most possible"), strict=True):
+        assert kept is None or kept <= most + 1e-9
+    assert len([kept for kept in column(shown, "retained mass") if kept is not None]) == 4
+    assert not [row for t in panel.tables for row in t.rows if str(row[0]).startswith("beyond a bound")]
+    cost = next(f for f in panel.figures if f.id == "policies-1-cost")
+    front = [p for p in rows if p["pareto"]]
+    assert f"{len(front)} on the Pareto front" in cost.summary
+    drawn = {name: s for s in cost.data["series"] if (name := s["name"])}
+    assert len(drawn["the front"]["x"]) == len(front)
+    assert drawn["stream"]["low"]
+    assert all(
+        low <= y <= high for s in drawn.values() for low, y, high in zip(s["low"], s["y"], s["high"], strict=False)
+    )
+
+
+def test_a_search_that_found_nothing_says_so(folder: Path) -> None:
+    (rules,) = [
+        t
+        for t in made(policies_panel, folder, "tune").tables
+        if t.caption.startswith("tune.json") and t.caption.endswith(": rules")
+    ]
+    assert dict(rules.rows)["search"].startswith("nothing that was tried meets not_served<=0 and peak_kv_bytes<=1; ")
+
+
+def test_hit_rates_are_computed_where_none_were_given(folder: Path) -> None:
+    given, own = made(policies_panel, folder, "curve"), made(policies_panel, folder)
+    (a,), (b,) = ([f for f in panel.figures if f.id == "hit-rates-1"] for panel in (given, own))
+    assert (a.title, b.title.startswith("Hit rate against budget: run ")) == (
+        "Hit rate against budget: curve.json",
+        True,
+    )
+    rates = {(r["policy"], r["budget_blocks"]): 100 * r["hit_rate"] for r in said(folder, "curve")["rows"]}
+    assert {(s["name"], x): y for s in a.data["series"] for x, y in zip(s["x"], s["y"], strict=True)} == rates
+    with open_log(folder / "L.duckdb") as log:
+        assert f"({read_log(log).n_requests} in all)" in b.summary
+
+
+def test_the_equality_table_has_what_the_replay_witnessed(folder: Path) -> None:
+    panel, replay = made(equality_panel, folder, "replay"), said(folder, "replay")
+    shown = table(panel, "replay.json: EQUAL; gate of each session: mean KL at most 0.01 nats")
+    (backend,) = replay["backends"]
+    row = dict(zip(shown.columns, shown.rows[0], strict=True))
+    assert row["events that change residency"] == row["of these, memory read"] == backend["witness_positions"] > 0
+    assert row["rows found"] == row["of these, identified"] == backend["witness_identities"]
+    assert (row["logit checkpoints"], row["mean KL (nats)"]) == (backend["checkpoints"], backend["mean_kl"])
+    assert table(panel, "replay.json: first divergence").rows == [("none", "no target parted anywhere")]
+    assert table(panel, "replay.json: sessions").rows == [
+        ("main", *[s["events"] for s in replay["sessions"]] * 2, "none lost")
+    ]
+
+
+def test_a_divergence_is_named_by_session_event_and_kind(folder: Path) -> None:
+    with open_log(folder / "L.duckdb") as tape:
+        evict = next(e for e in tape.events(tape.default_run().run_id, "main") if e.op == "evict")
+    change = f"UPDATE events SET resident_digest = 7 WHERE seq = {evict.seq}"
+    forged = edit_log(folder / "L.duckdb", folder / "forged.duckdb", [change], True)
+    ran = kvtape("replay", forged, "--model", folder / "tiny.gguf", "--on", "llama", "--json")
+    assert ran.code == 1
+    (folder / "forged.json").write_text(ran.out, encoding="utf-8")
+    panel = made(equality_panel, folder, "forged", log="forged.duckdb")
+    assert table(panel, "forged.json: NOT EQUAL").rows
+    first = dict(table(panel, "forged.json: first divergence").rows)
+    where = (first["target"], first["session"], first["event (seq)"], first["operation"])
+    assert where == ("log", "main", evict.seq, "evict")
+    assert first["what"] == json.loads(ran.out)["first_divergence"]["what"]
+
+
+def test_runs_in_one_log_are_compared_as_their_events_are(folder: Path) -> None:
+    simulate = ("simulate", folder / "L.duckdb", "--costs", folder / "costs.json", "--log")
+    assert kvtape(*simulate, folder / "same.duckdb").code == 0
+    assert kvtape(*simulate, folder / "other.duckdb", "--policy", "stream:sink=4,recent=40", "--n-ctx", 128).code == 0
+    logs = [folder / f"{name}.duckdb" for name in ("L", "same", "other")]
+    assert kvtape("merge", *logs, "--out", folder / "all.duckdb").code == 0
+    panel = made(equality_panel, folder, log="all.duckdb")
+    pairs = table(panel, "Runs of this log")
+    with open_log(folder / "all.duckdb") as tape:
+        runs = [run.run_id for run in tape.runs()]
+        first, *others = (tape.events(run, "main") for run in runs)
+    assert column(pairs, "beside") == runs[1:]
+    differ = [first_difference(first, other) for other in others]
+    assert [verdict == "equal" for verdict in column(pairs, "verdict")] == [d is None for d in differ]
+    assert sorted(column(pairs, "verdict")) == ["different", "equal"]
+    for seq, difference in zip(column(pairs, "at event (seq)"), differ, strict=True):
+        at = None if difference is None else int(difference.split(":")[0].rsplit(" ", 1)[1])
+        held = [
+            e.seq for e in first if e.op in ("truncate", "prefill", "decode", "evict", "admit", "shift", "recompute")
+        ]
+        assert seq == ("nowhere" if at is None else held[at])
+    costs = table(made(policies_panel, folder, log="all.duckdb"), "Runs of this log")
+    assert sorted(column(costs, "on the front of its like")) == ["alone", "yes, of 2", "yes, of 2"]
+    assert all(
+        c >= least
+        for c, least in zip(column(costs, "computed (tokens)"), column(costs, "fewest possible"), strict=True)
+    )
+
+
+def test_fidelity_is_that_of_the_cost_model(folder: Path) -> None:
+    fits = table(made(proofs_panel, folder, "costs"), "How the costs of costs.json hold")
+    kinds = {kind: known["fit"] for kind, known in said(folder, "costs")["kinds"].items() if known["fit"]}
+    assert column(fits, "operation") == list(kinds)
+    assert column(fits, "events") == [fit["events"] for fit in kinds.values()]
+
+
+def test_rules_name_digests_versions_seed_and_how_to_do_it_again(folder: Path) -> None:
+    panel = made(rules_panel, folder, "replay")
+    log = dict(table(panel, "The log").rows)
+    with open_log(folder / "L.duckdb") as tape:
+        assert log["chain digest"] == tape.chain_digest
+        logical = tape.logical_digest()
+    assert log["state"] == "sealed; it is what was written"
+    (run,) = table(panel, "Runs").rows
+    assert {"nothing is drawn", logical} <= set(run)
+    assert any(str(cell).startswith("kvtape record --model tiny.gguf --backend llama --policy") for cell in run)
+    again = dict(table(panel, "How to do it again").rows)
+    assert again["this report"] == "kvtape report L.duckdb --with replay.json --out report.html"
+    assert {"python", "kvtape", "duckdb"} <= {name for name, _ in table(panel, "Versions").rows}
+
+
+def test_a_log_that_was_changed_says_so(folder: Path) -> None:
+    edit_log(folder / "L.duckdb", folder / "changed.duckdb", ["UPDATE events SET reason = 'no' WHERE seq = 1"], False)
+    panel = made(rules_panel, folder, log="changed.duckdb")
+    assert "NOT what was written" in dict(table(panel, "The log").rows)["state"]
+    assert table(panel, "What does not hold").rows
