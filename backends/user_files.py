@@ -25,8 +25,8 @@ def data_file(name: str, variable: str) -> Path:
     return folder / "kvtape" / name
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 beside `path`, then rename: whoever reads finds the old file or the new one.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write bytes, or text as UTF-8, beside `path`, then rename: whoever reads finds the old file or the new one.
 
     Raises OSError, which names `path`, and leaves nothing of its own behind.
     """
@@ -34,7 +34,7 @@ def write_whole(path: Path, text: str) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     try:
         # Two processes that write one file must not rename each other's half.
-        replace_file(path, text, beside=f".{os.getpid()}.new")
+        replace_file(path, content, beside=f".{os.getpid()}.new")
     except OSError as err:
         raise OSError(err.errno, err.strerror, str(path)) from None
 

@@ -18,6 +18,7 @@ __all__ = [
     "LogPath",
     "ModelPath",
     "NewLog",
+    "PlotPath",
     "SessionId",
     "Threads",
     "TraceFormat",
@@ -50,6 +51,10 @@ BackendSpec = Annotated[
     str, typer.Option("--backend", metavar="SPEC", help="llama, openvino or reference[:key=value,...].")
 ]
 Content = Annotated[bool, typer.Option("--content", help="Store token ids (default: keyed hashes only).")]
+PlotPath = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="F.svg|png", help="Draw it too, as SVG or PNG (extra png).", show_default=False),
+]
 SessionId = Annotated[str | None, typer.Option("--session", metavar="S", help="Only this session.", show_default=False)]
 NewLog = Annotated[Path, typer.Option("--out", metavar="NEW", help="The new log; must not exist.", show_default=False)]
 Threads = Annotated[int, typer.Option("--threads", metavar="N", min=1, help="Engine threads.")]

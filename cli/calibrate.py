@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AsJson, log_place
+from kvtape.cli.args import AsJson, PlotPath, log_place
 
 if TYPE_CHECKING:
     from kvtape.cli.output import Section
@@ -35,9 +35,7 @@ def calibrate(
     machine: Annotated[
         str | None, typer.Option("--machine", metavar="NAME", help="Name of the machine that recorded, kept with it.")
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="F.svg", help="Write modelled against recorded times as a picture.")
-    ] = None,
+    plot: PlotPath = None,
     as_json: AsJson = False,
 ) -> int:
     """Learn what operations cost from the times in logs.
@@ -56,9 +54,11 @@ def calibrate(
     from kvtape.cli.files import write_whole
     from kvtape.cli.logs import opened
     from kvtape.cli.output import canonical_json, emit, kvtape_version, report_digest
+    from kvtape.cli.plots.writing import check_plot, write_picture
     from kvtape.sim.costs.calibrate import calibrate as learn
     from kvtape.sim.costs.roofline import roofline_costs
 
+    check_plot(plot)
     if bool(logs) == (roofline is not None):
         raise UsageError("give logs to calibrate on, or --roofline, not both")
     twice = sorted(str(path) for path, n in Counter(path.resolve() for path in logs or ()).items() if n > 1)
@@ -71,9 +71,9 @@ def calibrate(
             tapes = [held.enter_context(opened(path)) for path in logs or ()]
             costs = learn(tapes, machine=machine, kvtape_version=kvtape_version())
     if plot is not None:
-        from kvtape.cli.calibrate_plot import calibration_svg
+        from kvtape.cli.plots.calibration import calibration_picture
 
-        write_whole(plot, calibration_svg(costs))
+        write_picture(plot, calibration_picture(costs))
     body = costs.to_json()
     if out is not None:
         write_whole(out, canonical_json(body) + "\n")

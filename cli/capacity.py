@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AsJson
+from kvtape.cli.args import AsJson, PlotPath
 
 if TYPE_CHECKING:
     from kvtape.capacity.answer import Answer
@@ -76,9 +76,7 @@ def capacity(
         int | None, typer.Option("--hot", metavar="N", min=1, help="A policy's budget in the cache, tokens.")
     ] = None,
     cold: Annotated[str, typer.Option("--cold", metavar=_SIZE, help="Budget of the cold store on the host.")] = "0",
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="F.svg", help="Draw bytes against context.", show_default=False)
-    ] = None,
+    plot: PlotPath = None,
     as_json: AsJson = False,
 ) -> int:
     """Say which context fits a memory, and what the engine allocates for it.
@@ -97,7 +95,9 @@ def capacity(
     from kvtape.capacity.engines import engine_rule
     from kvtape.capacity.sizes import parse_size
     from kvtape.cli.output import emit
+    from kvtape.cli.plots.writing import check_plot, write_picture
 
+    check_plot(plot)
     # A folder holds an OpenVINO model; a GGUF is taken for llama.cpp's, which runs more of them.
     engine = engine or ("openvino" if model is not None and model.is_dir() else "llama.cpp")
     default_type = "u8" if engine_rule(engine).name.startswith("openvino") else "f16"
@@ -124,7 +124,9 @@ def capacity(
     )
     found = answer(question)
     if plot is not None:
-        _draw(found, plot)
+        from kvtape.cli.plots.capacity import capacity_picture
+
+        write_picture(plot, capacity_picture(found))
     name = (model or metadata or Path()).name
     emit("capacity", {"model": name, **found.body()}, _sections(name, found), as_json=as_json)
     return int(found.least_memory_bytes is not None)
@@ -162,13 +164,6 @@ def _memory(
         return None
     free = free_memory() if text == "auto" else parse_size(text)
     return MemoryBudget(free, reserve, limit, reserved, weights, overhead, headroom)
-
-
-def _draw(found: Answer, path: Path) -> None:
-    from kvtape.cli.capacity_plot import capacity_svg
-    from kvtape.cli.files import write_whole
-
-    write_whole(path, capacity_svg(found))
 
 
 def _sections(name: str, found: Answer) -> list[Section]:

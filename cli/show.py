@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AsJson, LogPath, SessionId
+from kvtape.cli.args import AsJson, LogPath, PlotPath, SessionId
 
 if TYPE_CHECKING:
     from kvtape.cli.output import Section
@@ -27,25 +27,37 @@ def show(
     at: Annotated[
         int | None, typer.Option("--at", metavar="SEQ", min=0, help="After this event; default: the last.")
     ] = None,
+    plot: PlotPath = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of a session at any moment.
 
-    What is resident, cold and gone, the layout, the counters and the last plan, folded from the events.
+    What is resident, cold and gone, the layout, the counters and the last plan, folded from the events. --plot draws
+    the residency map of one session: what every position of the tape was after every event.
 
     \b
     Example:
-      kvtape show demo-out/demo.duckdb --session essay --at 40
+      kvtape show demo-out/demo.duckdb --session essay --at 40 --plot map.svg
     """
     from kvtape.backends.errors import UsageError
     from kvtape.cli.logs import chosen_sessions, named_sessions, opened
     from kvtape.cli.output import emit, note
+    from kvtape.cli.plots.writing import check_plot, write_picture
 
+    check_plot(plot)
     with opened(log) as tape:
         run_id = tape.default_run().run_id
         rows = chosen_sessions(tape, session)
         if at is not None and len(rows) != 1:
             raise UsageError(f"--at needs --session; the log has: {named_sessions(rows)}")
+        if plot is not None:
+            from kvtape.cli.plots.residency import residency_picture
+
+            if len(rows) != 1:
+                raise UsageError(
+                    f"--plot draws one session; name it with --session, the log has: {named_sessions(rows)}"
+                )
+            write_picture(plot, residency_picture(tape, rows[0], at=at))
         shown: list[dict[str, Any]] = []
         sections: list[Section] = []
         if not rows:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtape.cli.args import AsJson, BlockTokens, LogOrTrace, TraceFormat
+from kvtape.cli.args import AsJson, BlockTokens, LogOrTrace, PlotPath, TraceFormat
 from kvtape.cli.simulation import (
     Affinity,
     ArrivalsOption,
@@ -79,6 +79,7 @@ def whatif(
     ray: RayAddress = None,
     format_name: TraceFormat = "auto",
     block_tokens: BlockTokens = None,
+    plot: PlotPath = None,
     as_json: AsJson = False,
 ) -> int:
     """Simulate every combination and mark the Pareto front.
@@ -95,11 +96,13 @@ def whatif(
     """
     from kvtape.backends.errors import UsageError
     from kvtape.cli.output import emit
+    from kvtape.cli.plots.writing import check_plot, write_picture
     from kvtape.cli.progress import progress
     from kvtape.sim.costs.model import read_costs
     from kvtape.sim.whatif.grid import Grid, points_of, read_grid
     from kvtape.sim.whatif.sweep import sweep
 
+    check_plot(plot)
     given = Grid({}, seeds, seed) if grid is None else read_grid(grid)
     flags = {"policy": policy, "budget": budget, "slots": slots, "cold_tokens": cold_tokens, "block": block}
     if grid is not None and (any(flags.values()) or seeds is not None or seed is not None):
@@ -126,6 +129,10 @@ def whatif(
             scripts, table, points, n_ctx_train=trained, draws=draws, executor=executor, progress=shown.update
         )
     body = whatif_body(found, points, base, table, workload_digest, draws)
+    if plot is not None:
+        from kvtape.cli.plots.tradeoffs import tradeoff_picture
+
+        write_picture(plot, tradeoff_picture(body))
     emit("whatif", body, whatif_sections(body), as_json=as_json)
     return 0
 

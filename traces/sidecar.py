@@ -56,15 +56,15 @@ def write_head(log: Path, head: Head) -> None:
     replace_file(head_path(log), text)
 
 
-def replace_file(path: Path, text: str, *, beside: str = ".new") -> None:
-    """Give `path` a new content, durable on return; a crash leaves the old one or the new one.
+def replace_file(path: Path, content: str | bytes, *, beside: str = ".new") -> None:
+    """Give `path` a new content, text as UTF-8, durable on return; a crash leaves the old one or the new one.
 
     It is written to a file beside it first, whose name ends with `beside`.
     """
     temporary = path.with_name(path.name + beside)
     try:
-        with temporary.open("w", encoding="utf-8") as handle:
-            handle.write(text)
+        with temporary.open("wb") as handle:
+            handle.write(content.encode() if isinstance(content, str) else content)
             handle.flush()
             os.fsync(handle.fileno())
         temporary.replace(path)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import fromstring
 
+import numpy as np
 import pytest
 
 from support.command import Ran, kvtape
 from support.known_models import keys_of
+from support.read_svg import read_svg
 from support.tiny_gguf import write_tiny
 
 KEYS = (
@@ -172,22 +172,27 @@ def test_tables_for_people(gemma: Path) -> None:
         assert text in ran.out
 
 
-def test_the_plot_repeats_byte_by_byte(gemma: Path, tmp_path: Path) -> None:
+def test_the_plot_is_of_the_numbers_and_repeats_byte_by_byte(gemma: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "a.svg", tmp_path / "b.svg"
     for path in (first, second):
-        assert kvtape("capacity", "--metadata", gemma, "--memory", "60MiB", "--plot", path).code == 0
+        ran = kvtape("capacity", "--metadata", gemma, "--memory", "60MiB", "--plot", path, "--json")
+        assert ran.code == 0
+    body = json.loads(ran.out)
     assert first.read_bytes() == second.read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.svg", "b.svg"]
-    svg = first.read_text()
-    assert fromstring(svg).tag.endswith("svg")
-    for text in ("window of 512 full", "served: ", "memory for the cache: 54.00 MiB", "context, tokens"):
-        assert text in svg
-    curves = re.findall(r'points="([^"]+)"', svg)
-    assert len(curves) == 2
-    for curve in curves:
-        xs, ys = zip(*((float(x), float(y)) for x, y in (point.split(",") for point in curve.split())), strict=True)
-        assert list(xs) == sorted(xs)
-        assert list(ys) == sorted(ys, reverse=True)
+    picture = read_svg(first.read_text(encoding="utf-8"))
+    for text in ("window of 512 full", "memory for the cache: 54.00 MiB", f"served: {body['effective']}"):
+        assert text in picture.texts
+    x, y = picture.across("context, tokens"), picture.up("KV cache, MiB")
+    allocated, ideal = picture.of("polyline")
+    assert picture.key("allocated by the engine").classes == allocated.classes
+    assert picture.key("ideal, one sequence").classes == ideal.classes
+    for curve, key in ((allocated, "allocated_bytes"), (ideal, "ideal_bytes")):
+        contexts, sizes = zip(*((x(a), y(b)) for a, b in curve.points), strict=True)
+        assert list(contexts) == sorted(contexts)
+        assert list(sizes) == sorted(sizes)
+        assert contexts[-1] == pytest.approx(body["model_max"], rel=0.005)
+        assert np.interp(body["effective"], contexts, sizes) == pytest.approx(body[key] / 2**20, rel=0.01)
 
 
 @pytest.mark.parametrize(
