@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal
 
-__all__ = ["DigestKind", "Section", "canonical_json", "emit", "kvtape_version", "note", "report_digest"]
+__all__ = ["DigestKind", "Section", "canonical_json", "emit", "enveloped", "kvtape_version", "note", "report_digest"]
 
 DigestKind = Literal["logical", "chain", "report"]
 """`logical`: what happened in the run; `chain`: every byte of the log; `report`: this output itself."""
@@ -57,15 +57,9 @@ def emit(
     value = report_digest(body) if digest is None else digest
     terminal = sys.stdout.isatty()
     if as_json:
-        envelope = {
-            "schema": f"kvtape.{verb}/1",
-            "kvtape_version": kvtape_version(),
-            "digest": value,
-            "digest_kind": digest_kind,
-        }
         print(
             json.dumps(
-                {**body, **envelope},
+                enveloped(verb, body, value, digest_kind),
                 sort_keys=True,
                 indent=1 if terminal else None,
                 ensure_ascii=False,
@@ -79,6 +73,19 @@ def emit(
         (_rich if terminal and section.columns else _plain)(section)
     # In a pipe the result is for a program, which would take this line for data.
     print(f"{digest_kind} digest {value}", file=sys.stdout if terminal else sys.stderr)
+
+
+def enveloped(
+    verb: str, body: Mapping[str, Any], digest: str | None = None, digest_kind: DigestKind = "report"
+) -> dict[str, Any]:
+    """A command's result with its schema, version and digest. Without `digest` it is that of `body`."""
+    return {
+        **body,
+        "schema": f"kvtape.{verb}/1",
+        "kvtape_version": kvtape_version(),
+        "digest": report_digest(body) if digest is None else digest,
+        "digest_kind": digest_kind,
+    }
 
 
 def note(text: str) -> None:

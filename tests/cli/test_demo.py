@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from kvtape.cli import demo
+from kvtape.cli import demo, demo_record, demo_results
 from kvtape.cli.demo_script import Material
 from kvtape.planner.events import Op
 from kvtape.sim.costs.model import read_costs
 from kvtape.traces.reader import open_log
 from support.command import kvtape
+from support.read_svg import read_svg
 from support.tiny_gguf import write_tiny
 
 LATER_OPS = {Op.LOST}
 FILES = [
     "answers.json",
     "costs.json",
+    "curve.json",
     "demo.duckdb",
     "demo.duckdb.head.json",
     "kvtape.key",
+    "map.svg",
     "replay.json",
+    "report.html",
     "whatif.json",
 ]
 
@@ -49,13 +54,13 @@ def check_log(log: Path) -> None:
 @pytest.fixture
 def short_material(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many tokens as the real tokenizer gives; the tiny model's has one for each byte."""
-    whole = demo._material
+    whole = demo_record._material
 
     def cut(engine: object) -> Material:
         material = whole(engine)  # type: ignore[arg-type]
         return Material(material.essay[:3300], material.question[:16], material.meant[:16])
 
-    monkeypatch.setattr(demo, "_material", cut)
+    monkeypatch.setattr(demo_record, "_material", cut)
 
 
 @pytest.mark.usefixtures("short_material")
@@ -72,8 +77,10 @@ def test_the_demo_on_a_tiny_model(tmp_path: Path) -> None:
     assert [b["name"] for b in body["replay"]["backends"]] == list(demo.REPLAY_ON)
     assert len(body["answers"]) == 3
     assert all(answer["rows"] for answer in body["answers"].values())
-    assert json.loads((out / "replay.json").read_text(encoding="utf-8")) == body["replay"]
-    assert json.loads((out / "whatif.json").read_text(encoding="utf-8")) == body["whatif"]
+    for verb in ("replay", "whatif", "curve"):
+        written = json.loads((out / f"{verb}.json").read_text(encoding="utf-8"))
+        assert written["schema"] == f"kvtape.{verb}/1"
+        assert body[verb].items() <= written.items()
     recorded = body["whatif"]["recorded"]
     assert (recorded["equal"], recorded["difference"]) == (True, None)
     assert recorded["residency_events"] > 50
@@ -88,6 +95,52 @@ def test_the_demo_on_a_tiny_model(tmp_path: Path) -> None:
     again = kvtape("demo", "--out", out, "--model", model, "--json")
     assert again.code == 0, again.err
     assert json.loads(again.out)["digest"] == body["digest"]
+
+
+def test_the_demo_without_an_engine_says_what_is_modelled(tmp_path: Path) -> None:
+    ran = kvtape("demo", "--modelled", "--out", tmp_path, "--json")
+    assert ran.code == 0, ran.err
+    body = json.loads(ran.out)
+    made = [name for name in FILES if name not in ("kvtape.key", "replay.json")]
+    assert sorted(p.name for p in tmp_path.iterdir()) == made
+    check_log(tmp_path / "demo.duckdb")
+    assert kvtape("verify", tmp_path / "demo.duckdb").code == 0
+    assert (body["modelled"], body["whatif"]["recorded"]["equal"]) == (True, True)
+    assert body["whatif"]["recorded"]["residency_events"] == 53
+    assert "replay" not in body
+    assert sorted(body["answers"]) == sorted(demo_results.QUESTIONS)
+    assert read_costs(tmp_path / "costs.json").origin.backend == "llama"
+    rates = {(row["policy"], row["budget_blocks"]): row["hit_rate"] for row in body["curve"]["rows"]}
+    assert all(rates["opt", budget] >= rate for (_, budget), rate in rates.items())
+    assert read_svg((tmp_path / "map.svg").read_text(encoding="utf-8")).title.startswith("What was resident")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "stream:sink=4,recent=508" in page
+    report = {name: (tmp_path / name).read_bytes() for name in made}
+    told = kvtape("demo", "--modelled", "--out", tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in made} == report
+    assert "No engine ran here" in told.out
+    assert told.out.splitlines()[-5].startswith(f"the report: {tmp_path / 'report.html'}")
+
+
+def test_what_it_says_to_try_next_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = {"timestamp": 0, "input_length": 1024, "output_length": 4, "hash_ids": [1, 2]}
+    (tmp_path / "trace.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    ran = kvtape("demo", "--modelled", "--out", "out")
+    commands = [line.strip() for line in ran.out.splitlines()[-3:]]
+    assert [shlex.split(c)[:2] for c in commands] == [["kvtape", "show"], ["kvtape", "sql"], ["kvtape", "whatif"]]
+    for command in commands:
+        tried = kvtape(*shlex.split(command)[1:])
+        assert tried.code == 0, tried.err
+        assert tried.out
+
+
+def test_the_demo_without_an_engine_takes_no_model(model: Path, tmp_path: Path) -> None:
+    for more in (("--model", model), ("--threads", 1)):
+        ran = kvtape("demo", "--modelled", "--out", tmp_path / "out", *more)
+        assert ran.code == 2
+        assert "leave out" in ran.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
@@ -110,7 +163,7 @@ def test_a_missing_engine_is_named_before_anything_is_recorded(
 def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
     for name in ("demo.duckdb", "demo.duckdb.wal", "replay.json", "notes.txt", "demo.txt"):
         (tmp_path / name).write_text("x", encoding="utf-8")
-    demo._fresh(tmp_path)
+    demo_results.fresh(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["demo.txt", "notes.txt"]
 
 
