@@ -29,7 +29,7 @@ def demo(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Record a session, replay it on both engines, ask it three questions, try other policies, write a report.
+    """Record a session, replay it on both engines, ask it, try other policies, write a report.
 
     Writes the log with its head and key, replay.json, answers.json, costs.json, whatif.json, curve.json, map.svg and
     report.html to DIR; an earlier demo there is replaced. With --modelled nothing is recorded or replayed: the log is

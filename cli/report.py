@@ -27,7 +27,7 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write what a log holds as one HTML page: residency map, time line, occupancy, reuse, policies, proofs.
+    """Write a log as one HTML page: residency map, time line, occupancy, reuse, policies, proofs.
 
     The page is one file that loads nothing; a report made again has the same bytes.
 
