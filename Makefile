@@ -68,6 +68,7 @@ contract: setup ## the parity contract: run its tests, then say what holds, in L
 
 docs: setup ## write the generated parts of the pages
 	$(BIN)/python docs/write_pages.py
+	$(BIN)/python docs/write_pictures.py
 	$(BIN)/python docs/write_contract.py
 	$(BIN)/python docs/write_gate.py
 	$(BIN)/python docs/write_http_api.py
