@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from kvtape.backends import room
@@ -22,14 +22,18 @@ DECODE_RUN_TOKENS = 32
 """An executed decode run is recorded at the latest after so many tokens: a kill loses at most the open run."""
 
 
-def feed(parts: Parts, tokens: list[int], stretches: Sequence[Stretch], start: int, counters: dict[str, Any]) -> None:
-    """Prefill `tokens` from tape position `start` in pieces, planning between them.
+def feed(
+    parts: Parts, tokens: list[int], stretches: Sequence[Stretch], start: int, counters: dict[str, Any]
+) -> Generator[None]:
+    """Prefill `tokens` from tape position `start` in pieces, planning between them; pauses before each but the first.
 
     The first piece's event bears the turn's counters.
     """
     offer = Offer(start, start, tuple(tokens), tuple(stretches))
     done = 0
     while done < len(tokens):
+        if done:
+            yield
         n = room.make_room(parts, min(parts.backend.config.chunk, len(tokens) - done))
         compute_piece(parts, tokens[done : done + n], (offer,), counters)
         counters = {}

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvtape.backends import carried, cold_steps, deferred, feeding, prefix, room, scoring, surgery
 from kvtape.backends.catalog import BlockCatalog, Stretch
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from kvtape.backends.speculation.spec import Speculation
 
 __all__ = ["DecodeResult", "PrefixStatus", "Session", "SuffixStatus"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,17 @@ class Session(GuardedSession):
         A lossy policy with `hole=forget` runs on past evicted holes; `hole=refill` first re-admits or recomputes
         them, or ends the reuse at the hole. With `need_logits` at least the last token is computed.
         """
+        return _run_out(self.prefix_steps(prompt, need_logits=need_logits))
+
+    def prefix_steps(
+        self, prompt: Sequence[int] | Sequence[PromptSegment], *, need_logits: bool = True
+    ) -> Generator[None, None, PrefixStatus]:
+        """`ensure_prefix` with a pause between its calls of the engine, of at most `chunk` tokens each.
+
+        In a pause the operation still runs: every other call of this session is refused (SessionBusy), a `cancel` is
+        for the next step, and other sessions of the engine may work. The log is that of `ensure_prefix`. A generator
+        that is closed before its end closes the session, as an interrupt does.
+        """
         with self._operation("ensure_prefix"):
             segments = prefix.as_segments(prompt)
             tokens = prefix.check_tokens(self._parts, (t for s in segments for t in s.tokens or ()))
@@ -176,7 +189,7 @@ class Session(GuardedSession):
                 cold_steps.drop_damaged(self._parts, prefix.common_prefix(self._parts.tape, tokens))
             reuse = prefix.plan_reuse(self._parts, tokens, need_logits)
             deferred.refuse_overflow(self._parts, reuse.keep, len(tokens) - reuse.keep, stretches)
-            return self._run_prefix(tokens, stretches, reuse)
+            return (yield from self._run_prefix(tokens, stretches, reuse))
 
     def prefill_suffix(self, tokens: Sequence[int], *, kind: str = "user") -> SuffixStatus:
         """Compute `tokens` behind the prefix; they are part of the tape, not of the prefix."""
@@ -188,7 +201,7 @@ class Session(GuardedSession):
             deferred.refuse_overflow(parts, start, len(tokens), stretches)
             counters = {"suffix": len(tokens), "prompt_tokens": len(tokens)}
             self._prompt(start, len(tokens), counters, waits=self._defer, reason="suffix")
-            self._feed(tokens, stretches, start, counters)
+            _run_out(self._feed(tokens, stretches, start, counters))
             return SuffixStatus(suffix=len(tokens))
 
     def decode(
@@ -383,7 +396,9 @@ class Session(GuardedSession):
 
     # -- the steps -----------------------------------------------------------------------------------------------
 
-    def _run_prefix(self, tokens: list[int], stretches: Sequence[Stretch], reuse: Reuse) -> PrefixStatus:
+    def _run_prefix(
+        self, tokens: list[int], stretches: Sequence[Stretch], reuse: Reuse
+    ) -> Generator[None, None, PrefixStatus]:
         parts = self._parts
         # Of the tape: what waits behind it is neither resident nor forgotten, and is computed with the rest.
         kept = min(reuse.keep, len(parts.tape))
@@ -407,8 +422,9 @@ class Session(GuardedSession):
             else:
                 surgery.refill(parts, hole.start, hole.stop, "hole")
             parts.logits = None
+            yield
         parts.catalog.touch(0, reuse.keep, parts.state.turn)
-        self._feed(tokens[reuse.keep :], stretches, reuse.keep, counters)
+        yield from self._feed(tokens[reuse.keep :], stretches, reuse.keep, counters)
         return status
 
     def _prompt(self, start: int, n: int, counters: dict[str, int], *, waits: bool, reason: str | None = None) -> None:
@@ -420,12 +436,24 @@ class Session(GuardedSession):
         detail = DEFERRED if waits else None
         parts.journal.emit(Op.PROMPT, parts.now(), start=start, n_tokens=n, reason=reason, detail=detail, **on_prompt)
 
-    def _feed(self, tokens: list[int], stretches: Sequence[Stretch], start: int, counters: dict[str, int]) -> None:
+    def _feed(
+        self, tokens: list[int], stretches: Sequence[Stretch], start: int, counters: dict[str, int]
+    ) -> Generator[None]:
         if self._defer:
             deferred.offer(self._parts, start, tokens, stretches)
             return
         with self._roll_back(start):
-            feeding.feed(self._parts, tokens, stretches, start, counters)
+            yield from feeding.feed(self._parts, tokens, stretches, start, counters)
+
+
+def _run_out(steps: Generator[None, None, T]) -> T:
+    """What the steps come to, without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            result: T = ended.value
+            return result
 
 
 def _greedy(logits: Logits) -> int:

@@ -1,6 +1,6 @@
 """One turn on one session, in slices, so that several take turns on one engine thread.
 
-    waiting -> prefill (one slice) -> decode, `SLICE_TOKENS` a slice -> End, or the error it failed with
+    waiting -> prefill, a chunk a slice -> decode, `SLICE_TOKENS` a slice -> End, or the error it failed with
 
 Text is told as it comes; whoever listens may be on another thread. How it ended is told by whoever ran it, once the
 session is free for the next turn.
@@ -90,7 +90,7 @@ class Turn:
     def _play(
         self, session: Session, spell: Callable[[Sequence[int]], str], ends: frozenset[int]
     ) -> Generator[None, None, End]:
-        cached = self._prefill(session)
+        cached = yield from self._prefill(session)
         yield
         said = _Saying(self, spell, ends, self._seed)
         left = self.request.max_tokens
@@ -113,15 +113,17 @@ class Turn:
         self.answer = said.spelled()
         return End("stop" if stopped else "length", usage, self._seed)
 
-    def _prefill(self, session: Session) -> int:
-        """Tokens of the prompt that were there already. A cancel that comes too late for it ends the session, since it
-        would stop the next turn's first call instead."""
+    def _prefill(self, session: Session) -> Generator[None, None, int]:
+        """Returns how many tokens of the prompt were there already.
+
+        A cancel that comes too late for it ends the session, since it would stop the next turn's first call instead.
+        """
         with self._lock:
             if self._cancelled:
                 raise Cancelled("before it began")
             self._prefilling = session
         try:
-            status = session.ensure_prefix(self.request.segments)
+            status = yield from session.prefix_steps(self.request.segments)
         finally:
             with self._lock:
                 self._prefilling = None

@@ -111,10 +111,12 @@ class Worker:
     def _work(self) -> None:
         try:
             while self._wait():
+                ran_before = list(self._running)
                 for turn, choice in self._startable():
-                    self._running.append(_Running(turn, self._served(turn, choice)))
-                    self._step(self._running[-1])
-                for one in list(self._running):
+                    # In front: between its prompt and its first token each of the others has one step.
+                    self._running.insert(0, _Running(turn, self._served(turn, choice)))
+                    self._step(self._running[0])
+                for one in ran_before:
                     self._step(one)
         except LogWriteFailed as err:
             self._give_up(err)
