@@ -38,6 +38,7 @@ from kvtape.cli import (
     show,
     simulate,
     sql,
+    top,
     tune,
     verify,
     whatif,
@@ -63,6 +64,7 @@ app.command()(demo.demo)
 app.command()(configured(record.record))
 app.command()(configured(replay.replay))
 app.command()(show.show)
+app.command()(top.top)
 app.command()(sql.sql)
 app.command()(verify.verify)
 app.command()(diff.diff)

@@ -1,0 +1,165 @@
+"""The screen of `kvtape top`: a frame of a view, and the keys that were pressed while it was shown."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+    from kvtape.backends.protocol import Clock
+    from kvtape.cli.top_view import Happening, SessionLine, View
+
+__all__ = ["QUIT", "Keys", "frame", "keys", "screen"]
+
+QUIT = "q"
+_BAR = 10
+_SLICE_S = 0.25
+_LATEST_ROWS = 5
+_AROUND = 6
+"""Lines of a frame beside its rows: the title, the heads of the table, what is left out, the keys."""
+
+
+def frame(view: View, log: str, height: int, *, events_per_s: float | None, problem: str | None) -> RenderableType:
+    """What fits `height` lines: the log, its sessions, what happened last.
+
+    `events_per_s`: since the frame before; `problem`: why the view is an old one.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    latest = view.latest[: min(_LATEST_ROWS, max(0, height - _AROUND - 3))]
+    room = max(1, height - _AROUND - len(latest) - bool(latest))
+    shown, hidden = view.sessions[:room], len(view.sessions) - room
+    parts: list[RenderableType] = [_line(_title(view, log, events_per_s))]
+    parts.append(_line(problem or _totals(view), "bold red" if problem else ""))
+    parts.append(_table(shown))
+    if hidden > 0:
+        parts.append(_line(f"and {hidden} more sessions; --session S shows one alone"))
+    if latest:
+        parts.append(Text())
+        parts += [_line(_happened(each), "red" if each.op == "fatal" else "") for each in latest]
+    parts.append(_line("q quits", "dim"))
+    return Group(*parts)
+
+
+def _line(text: str, style: str = "") -> Any:
+    from rich.text import Text
+
+    return Text(_printable(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _printable(text: str) -> str:
+    """Names and reasons are other people's: no line ends, no escape codes."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _title(view: View, log: str, events_per_s: float | None) -> str:
+    state = "sealed" if view.sealed else "recording, or left by a recorder that died"
+    speed = "" if events_per_s is None else f", {events_per_s:.3g}/s"
+    waiting = f", {view.unacknowledged} not acknowledged yet" if view.unacknowledged else ""
+    return f"{log}: {state}, {view.events:,} events{speed}{waiting}"
+
+
+def _totals(view: View) -> str:
+    alive = [s for s in view.sessions if s.state == "open"]
+    fatal = sum(s.fatal is not None for s in view.sessions)
+    return (
+        f"sessions: {len(view.sessions)}, open: {len(alive)}, fatal: {fatal}; tokens resident in open ones: "
+        f"{sum(s.resident for s in alive):,}, evicted: {sum(s.evicted for s in view.sessions):,}"
+    )
+
+
+def _table(sessions: tuple[SessionLine, ...]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    table.add_column("session", no_wrap=True, overflow="ellipsis", ratio=1)
+    for name in ("state", "context"):
+        table.add_column(name, no_wrap=True)
+    for name in ("resident", "evicts", "evicted", "tok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("last", no_wrap=True)
+    for s in sessions:
+        speed = "-" if s.tokens_per_s is None else f"{s.tokens_per_s:.{0 if s.tokens_per_s >= 100 else 1}f}"
+        style = "red" if s.state == "fatal" else "dim" if s.state == "closed" else ""
+        cells = (s.session_id, s.state, _fill(s), f"{s.resident}", f"{s.evicts}", f"{s.evicted}", speed, s.op)
+        table.add_row(*(_cell(text) for text in cells), style=style)
+    return table
+
+
+def _cell(text: str) -> Any:
+    """A session's name may look like markup."""
+    from rich.text import Text
+
+    return Text(_printable(text))
+
+
+def _fill(s: SessionLine) -> str:
+    """How much of the context is resident."""
+    if not s.n_ctx:
+        return ""
+    full = min(_BAR, round(_BAR * s.resident / s.n_ctx))
+    return "█" * full + "░" * (_BAR - full) + f" {100 * s.resident // s.n_ctx} %"
+
+
+def _happened(h: Happening) -> str:
+    where = "" if h.start is None else f" [{h.start}, {h.stop})"
+    count = "" if h.n_tokens is None else f" {h.n_tokens} tokens"
+    why = ": ".join(part for part in (h.error_class, h.reason) if part)
+    return f"{h.session_id} #{h.seq} {h.op}{count}{where}{f' ({why})' if why else ''}"
+
+
+@contextmanager
+def screen() -> Iterator[Live]:
+    """The terminal's other screen, given back at the end as it was."""
+    from rich.console import Console
+    from rich.live import Live
+
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    console = Console(highlight=False, markup=False, color_system=colours)
+    with Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as live:
+        yield live
+
+
+@contextmanager
+def keys() -> Iterator[Keys]:
+    """Keys as they are pressed, not shown; the terminal is given back as it was. Without a terminal there are none."""
+    if not sys.stdin.isatty():
+        yield Keys(None)
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield Keys(descriptor)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+class Keys:
+    """The keyboard while the screen is shown."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def quits_before(self, due_ns: int, clock: Clock) -> bool:
+        """Whether QUIT is pressed before the clock says `due_ns`; returns then, or at that time."""
+        while (left := due_ns - clock.now_ns()) > 0:
+            waiting = [] if self._descriptor is None else [self._descriptor]
+            # In slices: a Ctrl-C that comes just before the wait begins is seen at its end.
+            ready, _, _ = select.select(waiting, [], [], min(_SLICE_S, left / 1e9))
+            if ready and self._descriptor is not None:
+                data = os.read(self._descriptor, 64)
+                if not data or QUIT in data.decode(errors="ignore").lower():  # no data: the terminal is gone
+                    return True
+        return False
