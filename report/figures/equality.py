@@ -8,6 +8,7 @@ from typing import Any, Final
 from kvtape.report.data.commands import repeated
 from kvtape.report.data.equality import ReplayResult, RunPair, replay_results, run_pairs
 from kvtape.report.figures.chart import Axis, Chart, Series, chart_figure
+from kvtape.report.figures.parts import turned
 from kvtape.report.panel import Cell, Figure, Missing, Panel, Table
 from kvtape.report.sources import Sources
 
@@ -60,7 +61,7 @@ def _tables(replay: ReplayResult) -> Iterable[Table]:
         )
         for t in replay.targets
     ]
-    yield Table(f"{replay.source}: {verdict}{gate}", _COLUMNS, rows)
+    yield turned(Table(f"{replay.source}: {verdict}{gate}", _COLUMNS, rows))
     yield _first(replay)
     shown = replay.sessions[:_MOST_SESSIONS]
     columns = ("session", "events", "of these, followed", "events lost from")

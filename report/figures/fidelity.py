@@ -20,6 +20,8 @@ _CASE_COLUMNS: Final = (
     *("engine", "log", "what", "n", "model, median error (%)", "model, p95 (%)", "machine, median (%)"),
     *("machine, p95 (%)", "verdict"),
 )
+_COLOURS: Final = 7
+"""Series beside the line of equal times that have a colour of their own."""
 _FIT_COLUMNS: Final = ("operation", "events", "R2", "median error (%)", "p95 error (%)", "tokens seen", "resident seen")
 
 
@@ -74,22 +76,20 @@ def _fits(named: Named[CostTable]) -> Table:
 def _scatter(named: Named[CostTable], name: str) -> Figure | None:
     """Recorded against modelled times of single events: up to 200 of each operation are kept in the file."""
     fits = {kind: known.fit for kind, known in named.value.kinds.items() if known.fit is not None}
-    series = []
-    for kind, fit in fits.items():
-        pairs = sorted((m / 1e6, r / 1e6) for m, r in fit.scatter if m > 0 and r > 0)
-        if pairs:
-            series.append(Series(kind, [m for m, _ in pairs], [r for _, r in pairs], "points"))
-    if not series:
+    pairs = {kind: sorted((m / 1e6, r / 1e6) for m, r in fit.scatter if m > 0 and r > 0) for kind, fit in fits.items()}
+    drawn = sorted((kind for kind in pairs if pairs[kind]), key=lambda kind: -sum(r for _, r in pairs[kind]))[:_COLOURS]
+    if not drawn:
         return None
+    series = [Series(k, [m for m, _ in pairs[k]], [r for _, r in pairs[k]], "points") for k in drawn]
     ends = [value for s in series for value in (*s.x, *s.y)]
     line = [min(ends), max(ends)]
-    worst = max(fits, key=lambda kind: fits[kind].median_error)
-    told = ", ".join(f"{kind} {100 * fit.median_error:.1f} %" for kind, fit in fits.items())
+    told = ", ".join(f"{kind} {100 * fits[kind].median_error:.1f} %" for kind in drawn)
+    left = len(fits) - len(drawn)
     return chart_figure(
         name,
         f"Modelled and recorded times: {named.name}",
-        f"One point an event, up to 200 of each operation, evenly taken. Median relative errors: {told}; worst is "
-        f"{worst}.",
+        f"One point an event, up to 200 of each operation, evenly taken; the {len(drawn)} operations that took longest "
+        f"({left} more are in the table). Median relative errors: {told}.",
         Chart(
             Axis("modelled", "ms", log=True),
             Axis("recorded", "ms", log=True),

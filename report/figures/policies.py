@@ -60,6 +60,8 @@ def _cost_figure(found: Comparison, prefix: str) -> Drawing | None:
     shown = [p for p in found.points if p.ttft_p95.value is not None and p.peak_kv.value is not None]
     if not shown:
         return None
+    whole = [p for p in shown if p.serves_all]
+    groups = [*_families(whole), ("not every turn served", [p for p in shown if not p.serves_all])]
     series = [
         Series(
             name,
@@ -69,7 +71,8 @@ def _cost_figure(found: Comparison, prefix: str) -> Drawing | None:
             **_ends([p.ttft_p95 for p in of], 1e9),
             texts=[_text(p) for p in of],
         )
-        for name, of in _families(shown)
+        for name, of in groups
+        if of
     ]
     front = sorted((_over(p.peak_kv.value, _MIB), _over(p.ttft_p95.value, 1e9)) for p in shown if p.on_front)
     if front:

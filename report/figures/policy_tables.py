@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from kvtape.report.data.policies import Comparison, Figure, Point
@@ -10,10 +11,34 @@ from kvtape.report.panel import Cell, Table
 __all__ = ["policy_tables"]
 
 _MIB: Final = 2**20
-_COLUMNS: Final = (
-    *("policy", "budget (tokens)", "slots", "cold (tokens)", "on the front", "share of draws", "turns", "not served"),
-    *("TTFT p95 (s)", "TTFT p95, 95 % (s)", "TPOT p95 (ms)", "peak KV (MiB)", "computed (tokens)", "fewest possible"),
-    *("forgotten (tokens)", "evicted (tokens)", "retained mass", "most possible"),
+_Column = tuple[str, Callable[[Point], Cell]]
+_COLUMNS: Final[tuple[_Column, ...]] = (
+    ("policy", lambda p: p.policy),
+    ("budget (tokens)", lambda p: "as recorded" if p.budget is None else p.budget),
+    ("on the front", lambda p: "clairvoyant" if p.clairvoyant else p.on_front),
+    ("turns", lambda p: p.turns),
+    ("not served", lambda p: p.not_served),
+    ("TTFT p95 (s)", lambda p: _scaled(p.ttft_p95.value, 1e9)),
+    ("TPOT p95 (ms)", lambda p: _scaled(p.tpot_p95.value, 1e6)),
+    ("peak KV (MiB)", lambda p: _scaled(p.peak_kv.value, _MIB)),
+    ("computed (tokens)", lambda p: p.computed),
+    ("fewest possible", lambda p: p.least_computed),
+    ("forgotten (tokens)", lambda p: p.forgotten),
+    ("evicted (tokens)", lambda p: p.evicted),
+)
+_MACHINE: Final[tuple[_Column, ...]] = (
+    ("slots", lambda p: "one each" if p.slots is None else p.slots),
+    ("cold (tokens)", lambda p: "as recorded" if p.cold_tokens is None else p.cold_tokens),
+    ("block (tokens)", lambda p: "as in the spec" if p.block is None else p.block),
+)
+_DRAWN: Final[tuple[_Column, ...]] = (
+    ("share of draws on the front", lambda p: p.front_share),
+    ("TTFT p95, 95 % (s)", lambda p: _interval(p.ttft_p95, 1e9)),
+    ("TPOT p95, 95 % (ms)", lambda p: _interval(p.tpot_p95, 1e6)),
+)
+_ATTENDED: Final[tuple[_Column, ...]] = (
+    ("retained mass", lambda p: p.retained.value),
+    ("most possible", lambda p: p.most_retained),
 )
 
 
@@ -21,8 +46,9 @@ def policy_tables(found: Comparison) -> list[Table]:
     """Figures of a table are medians where arrivals were drawn."""
     kind = ", HYPOTHETICAL costs" if found.hypothetical else ""
     title = f"{found.source}, {found.about}{kind}; costs {found.costs_digest[:12]}"
-    attended = any(p.retained.value is not None for p in found.points)
-    tables = [Table(title, _COLUMNS, [_row(p, attended=attended) for p in found.points])]
+    columns = _columns(found)
+    shown = [tuple(of(p) for _, of in columns) for p in found.points]
+    tables = [Table(title, tuple(name for name, _ in columns), shown)]
     if found.refused:
         rows = [(r.policy, r.budget, r.why) for r in found.refused]
         tables.append(Table(f"{found.source}: cannot be simulated", ("policy", "budget (tokens)", "why"), rows))
@@ -35,17 +61,11 @@ def policy_tables(found: Comparison) -> list[Table]:
     return tables
 
 
-def _row(p: Point, *, attended: bool) -> tuple[Cell, ...]:
-    front = "no policy can do it" if p.clairvoyant else p.on_front
-    budget = "as recorded" if p.budget is None else p.budget
-    machine = ("one each" if p.slots is None else p.slots, "as recorded" if p.cold_tokens is None else p.cold_tokens)
-    share = "not drawn" if p.front_share is None else p.front_share
-    retained = (p.retained.value, p.most_retained) if attended else ("not recorded",) * 2
-    return (
-        *(p.policy, budget, *machine, front, share, p.turns, p.not_served),
-        *(_scaled(p.ttft_p95.value, 1e9), _interval(p.ttft_p95, 1e9), _scaled(p.tpot_p95.value, 1e6)),
-        *(_scaled(p.peak_kv.value, _MIB), p.computed, p.least_computed, p.forgotten, p.evicted, *retained),
-    )
+def _columns(found: Comparison) -> tuple[_Column, ...]:
+    """Without those in which every point says the same nothing: no machine asked for, nothing drawn or recorded."""
+    machine = [(n, of) for n, of in _MACHINE if any(isinstance(of(p), int) for p in found.points)]
+    attended = any(p.retained.value is not None for p in found.points)
+    return (*_COLUMNS, *machine, *(_DRAWN if found.draws > 1 else ()), *(_ATTENDED if attended else ()))
 
 
 def _scaled(value: float | None, unit: float) -> float | None:
@@ -56,5 +76,5 @@ def _interval(figure: Figure, unit: float) -> str:
     if figure.value is None:
         return "no turn has it"
     if figure.low is None or figure.high is None:
-        return "none: as recorded"
+        return "not drawn"
     return f"{figure.low / unit:.3g} to {figure.high / unit:.3g}"

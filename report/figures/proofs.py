@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from kvtape.backends.proofs.rows import ProofRow
 from kvtape.eval.certification.report import COLUMNS as CERTIFIED_COLUMNS
 from kvtape.eval.certification.report import cells
 from kvtape.eval.gate.report import COLUMNS as GATE_COLUMNS
@@ -67,19 +66,15 @@ def _let_through(certified: bool | None) -> str:
 
 
 def _certified(proofs: Sequence[Proof]) -> Iterable[Table]:
-    for (engine, version, model, machine), of in _places(proofs).items():
-        measured = [p for p in of if len(p.row.measures) > 1]
+    for where, of in _places(proofs).items():
+        measured = [cells(p.row)[:-1] for p in of if len(p.row.measures) > 1]
         days = " and ".join(sorted({p.row.day for p in of}))
-        title = f"Certified: {engine}, {version}, {model}, on {machine}, {days}"
         if measured:
-            yield Table(
-                title, ("from", *CERTIFIED_COLUMNS[:-1]), [(p.where, *_told(cells(p.row)[:-1])) for p in measured]
-            )
-    refused = refusals(proofs)
-    if refused:
-        named = ("knob", "what", "why", "engine", "version", "machine")
-        rows = [(r.subject, r.what, r.why, r.engine, r.engine_version, r.machine) for r in refused]
-        yield Table("What did not pass or was refused, and why", named, rows)
+            yield Table(f"Certified {where}, {days}", CERTIFIED_COLUMNS[:-1], [tuple(_told(row)) for row in measured])
+    for where, of in _places(proofs).items():
+        refused = [(r.subject, r.what, r.why) for r in refusals(of)]
+        if refused:
+            yield Table(f"Did not pass or was refused {where}", ("knob", "what", "why"), refused)
 
 
 def _told(values: Iterable[Cell]) -> Iterable[Cell]:
@@ -87,20 +82,19 @@ def _told(values: Iterable[Cell]) -> Iterable[Cell]:
     return ("not measured" if value is None else value for value in values)
 
 
-def _places(proofs: Iterable[Proof]) -> dict[tuple[str, str, str, str], list[Proof]]:
-    of: dict[tuple[str, str, str, str], list[Proof]] = {}
+def _places(proofs: Iterable[Proof]) -> dict[str, list[Proof]]:
+    """By where they were measured and where the rows are from, in words."""
+    of: dict[str, list[Proof]] = {}
     for proof in proofs:
-        row: ProofRow = proof.row
-        of.setdefault((row.engine, row.engine_version, row.model, row.machine), []).append(proof)
+        row = proof.row
+        where = f"on {row.engine}, {row.engine_version}: {row.model}, on {row.machine} ({proof.where})"
+        of.setdefault(where, []).append(proof)
     return of
 
 
 def _gated(proofs: Sequence[Proof]) -> Iterable[Table]:
-    if not proofs:
-        return
-    rows = [
-        (p.where, p.row.day, *_told(line), p.row.machine)
-        for p, line in zip(proofs, cells_of(p.row for p in proofs), strict=True)
-    ]
-    title = "The gate: time that an optimisation saves, with its 95 % interval; * is the clock that decided"
-    yield Table(title, ("from", "day", *GATE_COLUMNS, "machine"), rows)
+    for where, of in _places(proofs).items():
+        rows = [tuple(_told(line)) for line in cells_of(p.row for p in of)]
+        days = " and ".join(sorted({p.row.day for p in of}))
+        title = f"The gate {where}, {days}: time saved with its 95 % interval; * is the clock that decided"
+        yield Table(title, GATE_COLUMNS, rows)

@@ -6,6 +6,8 @@ from typing import Final
 
 from kvtape.report.data.commands import repeated
 from kvtape.report.data.rules import LogFacts, log_facts, policy_facts, run_facts, settings_facts, versions
+from kvtape.report.figures.parts import turned
+from kvtape.report.given.reading import KINDS
 from kvtape.report.panel import Cell, Missing, Panel, Table
 from kvtape.report.sources import Sources
 
@@ -44,7 +46,11 @@ def rules_panel(sources: Sources) -> Panel:
         _settings(sources),
         _results(sources),
         Table("Versions that read the log and wrote this page", ("package", "version"), versions()),
-        Table("How to do it again, where the log lies", ("what", "command"), list(commands.items())),
+        Table(
+            "How to do it again, where the log lies",
+            ("what", "command"),
+            [(what, said.replace("\n", " && ")) for what, said in commands.items()],
+        ),
     ]
     missing = () if facts.sealed else (Missing("The log is not sealed.", f"kvtape repair {facts.name} --out NEW"),)
     return Panel("rules", "Rules, digests, versions", _LEAD, (), tuple(t for t in tables if t is not None), missing)
@@ -83,7 +89,7 @@ def _runs(sources: Sources) -> Table:
         )
         for f in run_facts(sources.runs, sessions, sources.digests)
     ]
-    return Table("Runs", _RUN_COLUMNS, rows)
+    return turned(Table("Runs", _RUN_COLUMNS, rows))
 
 
 def _policies(sources: Sources) -> Table | None:
@@ -112,10 +118,10 @@ def _settings(sources: Sources) -> Table | None:
         for f in found[:_MOST_SETTINGS]
     ]
     title = "Settings of the sessions shown; sessions with the same settings are one row"
-    return Table(title, _SETTINGS_COLUMNS, rows, len(found) - len(rows)) if rows else None
+    return turned(Table(title, _SETTINGS_COLUMNS, rows, len(found) - len(rows))) if rows else None
 
 
 def _results(sources: Sources) -> Table | None:
-    rows = [(named.name, type(named.value).__name__) for named in sources.given.results]
+    rows = [(named.name, KINDS[type(named.value)]) for named in sources.given.results]
     rows += [("left out", text) for text in sources.given.left_out]
     return Table("Results that were given", ("file", "what it is"), rows) if rows else None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvtape.report.data.runs import OBJECTIVES, RunCost, run_costs
 from kvtape.report.figures.chart import Axis, Chart, Series, chart_figure
-from kvtape.report.figures.parts import Parts
+from kvtape.report.figures.parts import Parts, turned
 from kvtape.report.panel import Cell, Figure, Table
 from kvtape.report.sources import Sources
 
@@ -25,7 +25,7 @@ def run_parts(sources: Sources) -> Parts:
     over = ", ".join(OBJECTIVES).replace("_ns", "").replace("_", " ")
     title = f"Runs of this log, all sessions of each; the front is among runs of one kind and workload, over {over}"
     drawn = _figure([c for c in found if c.rivals])
-    return Parts(() if drawn is None else (drawn,), (Table(title, _COLUMNS, [_row(cost) for cost in found]),))
+    return Parts(() if drawn is None else (drawn,), (turned(Table(title, _COLUMNS, [_row(cost) for cost in found])),))
 
 
 def _figure(compared: Sequence[RunCost]) -> Figure | None:

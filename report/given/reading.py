@@ -19,7 +19,7 @@ from kvtape.report.given.shapes import Certification, Curve, Evaluation, Fidelit
 from kvtape.sim.costs.model import COSTS_SCHEMA, CostTable, read_costs
 from kvtape.sim.errors import CostsError
 
-__all__ = ["ACCEPTED", "Given", "Named", "Subject", "read_given"]
+__all__ = ["ACCEPTED", "KINDS", "Given", "Named", "Subject", "read_given"]
 
 T = TypeVar("T")
 
@@ -34,11 +34,27 @@ _SHAPES: Final[Mapping[str, type]] = {
     "kvtape.whatif/1": Whatif,
 }
 
+KINDS: Final[Mapping[type, str]] = {
+    Certification: "certifications, of kvtape certify",
+    CostTable: "costs, of kvtape calibrate",
+    Curve: "hit rates, of kvtape curve",
+    Evaluation: "an evaluation, of kvtape eval",
+    Fidelity: "fidelity of the simulator, of make fidelity",
+    Gate: "optimisations at the gate, of kvtape gate",
+    Replay: "a replay, of kvtape replay",
+    Tune: "a search, of kvtape tune",
+    Whatif: "simulated policies, of kvtape whatif",
+}
+"""What each kind of result is, in words."""
+
 ACCEPTED: Final = (
     "what kvtape replay, whatif, tune, curve, certify, gate and eval print with --json, costs of kvtape calibrate "
     "--out, and fidelity.json of make fidelity"
 )
 """What `read_given` takes, for people."""
+
+_BESIDE_LOGS: Final = (".head.json", ".follow.json")
+"""Parts of logs, which nobody takes for results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +128,8 @@ class _Refused(UsageError):
 def _files(places: Iterable[Path]) -> Iterator[tuple[Path, bool]]:
     for place in places:
         if place.is_dir():
-            yield from ((file, True) for file in sorted(place.glob("*.json")))
+            beside = tuple(name for name in sorted(place.glob("*.json")) if not name.name.endswith(_BESIDE_LOGS))
+            yield from ((file, True) for file in beside)
         else:
             yield place, False
 
