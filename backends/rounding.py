@@ -1,10 +1,10 @@
-"""How far a stored row is from the row that was computed: what rounding alone does, by storage type."""
+"""What rounding alone does: how far a stored row is from the one that was computed, and who rounds rows to compute."""
 
 from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["PACKED_TYPES", "ROUNDING"]
+__all__ = ["PACKED_TYPES", "ROUNDING", "ROUND_TO_MULTIPLY"]
 
 ROUNDING: Final = {
     "bf16": 0.004,
@@ -26,3 +26,6 @@ Measured on rows of one 64-wide head, the least there is to average over, and ra
 
 PACKED_TYPES: Final = frozenset(ROUNDING) - {"bf16", "f16", "f32", "f64"}
 """Those that keep blocks of numbers with a common scale."""
+
+ROUND_TO_MULTIPLY: Final = frozenset({"llama"})
+"""Engines that round rows to 8 bits before they multiply them with packed weights. OpenVINO unpacks the weights."""

@@ -9,7 +9,7 @@ from kvtape.backends.reference.errors import ModelUnsupported
 from kvtape.backends.reference.model.weights import Weights
 from kvtape.replay.findings import Storage
 
-__all__ = ["ModelNotCovered", "covered_weights", "key_storage"]
+__all__ = ["ModelNotCovered", "covered_weights", "key_storage", "rounding_weights"]
 
 
 class ModelNotCovered(KvtapeError):
@@ -29,6 +29,12 @@ def covered_weights(path: str | Path) -> Weights:
     if window:
         raise ModelNotCovered(f"{Path(path).name}: a sliding window of {window}; replay reads rows of full attention")
     return weights
+
+
+def rounding_weights(weights: Weights, step: float) -> Weights | None:
+    """The same file, multiplied with rows that are rounded as engines do; None where no matrix of it is packed."""
+    rounding = Weights(weights.path, packed=True, step=step)
+    return rounding if rounding.rounds else None
 
 
 def key_storage(weights: Weights) -> Storage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -65,15 +66,31 @@ class Tolerances:
 @dataclass(frozen=True, slots=True)
 class Gate:
     """When a session's logits count as right: limits in nats and as a share, beside what two right evaluations
-    differ by. Each session is judged by itself: a long one that is right does not hide a short one that is wrong."""
+    differ by. Each session is judged by itself: a long one that is right does not hide a short one that is wrong.
+
+    On some texts two right evaluations differ by more than the limits. There they are `rounding_times` what rounding
+    alone moves the reference by, at the same checkpoints of the same lineage, and `rounding_top1` below its top-1.
+    """
 
     mean_kl: float = 0.01
     top1: float = 0.9
     noise_floor_mean_kl: float = 0.003
+    rounding_times: float = 3.0
+    rounding_top1: float = 0.1
 
-    def passes(self, agreement: Agreement | None) -> bool:
+    def limits(self, rounding: Agreement | None = None) -> tuple[float, float]:
+        """The largest mean KL and the least top-1 that pass; `rounding`: of the reference and the reference rounded."""
+        if rounding is None or not math.isfinite(rounding.mean_kl):
+            return self.mean_kl, self.top1
+        return (
+            max(self.mean_kl, self.rounding_times * rounding.mean_kl),
+            min(self.top1, rounding.top1 - self.rounding_top1),
+        )
+
+    def passes(self, agreement: Agreement | None, rounding: Agreement | None = None) -> bool:
         """Whether a session passes; one without checkpoints has nothing to fail by."""
-        return agreement is None or (agreement.mean_kl <= self.mean_kl and agreement.top1 >= self.top1)
+        mean_kl, top1 = self.limits(rounding)
+        return agreement is None or (agreement.mean_kl <= mean_kl and agreement.top1 >= top1)
 
 
 def as_pairs(positions: Iterable[int] | npt.NDArray[np.int64]) -> Pairs:

@@ -29,7 +29,7 @@ from kvtape.replay.runner import Progress, SessionRun, run_session
 from kvtape.replay.story import Divergence, Story, read_story
 from kvtape.replay.surrogates import text_ids, with_surrogates
 from kvtape.replay.targets import Target, parse_target
-from kvtape.replay.verdicts import SessionNumbers, below_gate, between_backends, session_numbers
+from kvtape.replay.verdicts import SessionNumbers, below_gate, between_backends, rounding_notes, session_numbers
 
 __all__ = ["OpenEngine", "RecordedLog", "replay"]
 
@@ -76,12 +76,12 @@ def replay(
     rows = log.sessions(run.run_id)
     if not rows:
         raise UsageError(f"run {run.run_id} has no session to replay")
-    model = _Model(Path(model_path))
+    model, gate = _Model(Path(model_path)), gate or Gate()
     stories = [_story(log, run.run_id, row, model) for row in rows]
     digest = log.logical_digest(run.run_id)
     if model.weights is None:
         done = [_run_target(target, stories, model, open_engine, progress) for target in parsed]
-        return _report(run, digest, stories, done, model, gate or Gate(), [[] for _ in done])
+        return _report(run, digest, stories, done, model, gate, [[] for _ in done])
     # One BLAS thread: the sums come out in one order whatever the machine, and the engines keep their cores.
     with (
         threadpool_limits(limits=1, user_api="blas"),
@@ -89,9 +89,9 @@ def replay(
     ):
         done = [_run_target(target, stories, model, open_engine, progress) for target in parsed]
         numbers = [
-            [session_numbers(references, i, d.target, session) for i, session in enumerate(d.runs)] for d in done
+            [session_numbers(references, gate, i, d.target, session) for i, session in enumerate(d.runs)] for d in done
         ]
-    return _report(run, digest, stories, done, model, gate or Gate(), numbers)
+    return _report(run, digest, stories, done, model, gate, numbers)
 
 
 def _story(log: RecordedLog, run_id: str, row: SessionRow, model: _Model) -> Story:
@@ -188,7 +188,11 @@ def _report(
         first_divergence=first,
         backends=tuple(_backend(d, n, model) for d, n in zip(done, numbers, strict=True)),
         sessions=tuple(_session(i, story, targets, numbers) for i, story in enumerate(stories)),
-        notes=(*_notes(stories, model), *_storage_notes(stories, done)),
+        notes=(
+            *_notes(stories, model),
+            *_storage_notes(stories, done),
+            *(note for t, n in zip(targets, numbers, strict=True) for note in rounding_notes(gate, t, stories, n)),
+        ),
         gate=gate,
     )
 
@@ -208,6 +212,7 @@ def _backend(done: _TargetRuns, numbers: Sequence[SessionNumbers], model: _Model
         witness_unclear=sum(r.witness_unclear for r in runs),
         not_executed=sum(r.not_executed for r in runs),
         agreements=tuple(n.agreement for n in numbers),
+        roundings=tuple(n.rounding for n in numbers),
         reference=None if model.weights is None else REFERENCE,
         reference_reason=model.reason,
         tolerances=runs[0].tolerances,
@@ -218,8 +223,12 @@ def _backend(done: _TargetRuns, numbers: Sequence[SessionNumbers], model: _Model
 def _session(
     i: int, story: Story, targets: Sequence[Target], numbers: Sequence[Sequence[SessionNumbers]]
 ) -> SessionReport:
-    by_target = {t.spec: n[i].agreement if n else None for t, n in zip(targets, numbers, strict=True)}
-    return SessionReport(story.session_id, story.n_events, len(story.events), story.lost_at, by_target)
+    told = {t.spec: n[i] if n else SessionNumbers(None, None) for t, n in zip(targets, numbers, strict=True)}
+    return SessionReport(
+        *(story.session_id, story.n_events, len(story.events), story.lost_at),
+        agreements={spec: n.agreement for spec, n in told.items()},
+        roundings={spec: n.rounding for spec, n in told.items()},
+    )
 
 
 def _notes(stories: Sequence[Story], model: _Model) -> list[str]:

@@ -15,16 +15,23 @@ __all__ = ["BackendReport", "ReplayReport", "SessionReport"]
 
 @dataclass(frozen=True, slots=True)
 class SessionReport:
-    """One recorded session: its events, how many of them fold, whether events were lost, each backend's numbers."""
+    """One recorded session: its events, how many of them fold, whether events were lost, each backend's numbers.
+
+    `roundings`: what rounding alone does to the reference, where the gate had to know.
+    """
 
     session: str
     events: int
     foldable: int
     lost_at: int | None
     agreements: dict[str, Agreement | None]
+    roundings: dict[str, Agreement | None]
 
     def to_json(self) -> dict[str, Any]:
         numbers = {name: _agreement(a) for name, a in self.agreements.items()}
+        for name, rounding in self.roundings.items():
+            if rounding is not None:
+                numbers[name]["rounding"] = _agreement(rounding)
         return {
             "session": self.session,
             "events": self.events,
@@ -38,7 +45,8 @@ class SessionReport:
 class BackendReport:
     """One target over all sessions. Rows are counted once per look; `residency_events` are those executed.
 
-    `agreements`: one a session, None where it has no checkpoint. `reference` is None for a model that the numpy code
+    `agreements`: one a session, None where it has no checkpoint; `roundings`: of the reference with itself, rounded,
+    where the gate had to know. `reference` is None for a model that the numpy code
     does not cover; `reference_reason` says why.
     """
 
@@ -54,6 +62,7 @@ class BackendReport:
     witness_unclear: int
     not_executed: int
     agreements: tuple[Agreement | None, ...]
+    roundings: tuple[Agreement | None, ...]
     reference: str | None
     reference_reason: str | None
     tolerances: Tolerances
@@ -75,7 +84,8 @@ class BackendReport:
         A model that the numpy code does not cover has no row identified, so it is never equal.
         """
         identified = self.reference is not None and self.witness_identities == self.witness_rows
-        return self.residency_equal and identified and all(gate.passes(a) for a in self.agreements)
+        numbers = zip(self.agreements, self.roundings, strict=True)
+        return self.residency_equal and identified and all(gate.passes(*both) for both in numbers)
 
     def to_json(self, gate: Gate) -> dict[str, Any]:
         known = [a for a in self.agreements if a is not None]
@@ -140,6 +150,8 @@ class ReplayReport:
                 "mean_kl": self.gate.mean_kl,
                 "top1": self.gate.top1,
                 "noise_floor_mean_kl": self.gate.noise_floor_mean_kl,
+                "rounding_times": self.gate.rounding_times,
+                "rounding_top1": self.gate.rounding_top1,
             },
         }
 

@@ -26,6 +26,7 @@ class Projection(NamedTuple):
 def linear(x: Floats, projection: Projection) -> Floats:
     """`x` `[n, n_in]` to `[n, n_out]`. The bits of a row do not depend on the other rows, nor on their number."""
     matrix, bias = projection
+    x = matrix.taken(x)
     out = np.empty((len(x), matrix.n_out), x.dtype)
     with one_blas_thread():
         for start, tile in matrix.tiles():

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from kvtape.backends.reference.errors import ModelUnsupported
+from kvtape.backends.reference.model.activations import rounded_block, rounded_rows
 from kvtape.backends.reference.model.blas import Floats
 
 __all__ = ["Matrix", "Tensor", "dequantise", "matrix_slices"]
@@ -22,10 +23,11 @@ class Matrix:
 
     `tensor` is one of the gguf library's, whose data is a view of the mapped file. `tiles_unpacked` counts the tiles
     that were dequantised for a product: how it is known which path ran. `float_bytes`: what is held beside the mapped
-    file once the matrix was used.
+    file once the matrix was used. With `step` rows are rounded before they meet a packed matrix, as engines do
+    (`activations`), in steps of so many times theirs; `block` neighbours of a row share a scale then.
     """
 
-    def __init__(self, tensor: Any, dtype: np.dtype[Any], *, packed: bool) -> None:
+    def __init__(self, tensor: Any, dtype: np.dtype[Any], *, packed: bool, step: float | None = None) -> None:
         self.name = str(tensor.name)
         self.storage = str(tensor.tensor_type.name)
         self.n_out, self.n_in = len(tensor.data), int(tensor.shape[0])
@@ -36,7 +38,13 @@ class Matrix:
         self.tiles_unpacked = 0
         self._tensor, self._dtype = tensor, dtype
         self._whole: Floats | None = None
+        self._step = step
+        self.block = 0 if step is None else rounded_block(tensor.tensor_type)
         self.rows(slice(0, 1))  # a type that cannot be dequantised is refused now, not in the middle of a forward
+
+    def taken(self, x: Floats) -> Floats:
+        """Rows `[n, n_in]` as they are multiplied."""
+        return x if self._step is None or not self.block else rounded_rows(x, self.block, self._step)
 
     def tiles(self) -> Iterator[tuple[int, Floats]]:
         """`(first output component, tile [m, n_in])`, always cut at the same places."""

@@ -69,9 +69,19 @@ class PathReport:
 
 
 class Weights:
-    """`dtype` float32, or float64 for an oracle's precision. Raises ModelFileError, ModelUnsupported."""
+    """`dtype` float32, or float64 for an oracle's precision. `step`: of rounded rows, see `Matrix`; None is the truth.
 
-    def __init__(self, path: str | Path, dtype: npt.DTypeLike = np.float32, *, packed: bool = False) -> None:
+    Raises ModelFileError, ModelUnsupported.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        dtype: npt.DTypeLike = np.float32,
+        *,
+        packed: bool = False,
+        step: float | None = None,
+    ) -> None:
         self.path = str(path)
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
@@ -85,7 +95,7 @@ class Weights:
         if obstacle:
             raise ModelUnsupported(f"{self.path}: {obstacle}; convert the model again")
         self._matrices: dict[str, Matrix] = {}
-        self._asked_packed = packed
+        self._asked_packed, self._step = packed, step
         self.embedding = self._matrix("token_embd.weight")
         self.output_norm = self._needed("output_norm.weight")
         self.head = Projection(self._matrix("output.weight") if "output.weight" in self._tensors else self.embedding)
@@ -95,6 +105,11 @@ class Weights:
     @property
     def n_vocab(self) -> int:
         return self.embedding.n_out
+
+    @property
+    def rounds(self) -> bool:
+        """Whether there is a matrix that rows are rounded for."""
+        return any(matrix.block for matrix in self._matrices.values())
 
     @property
     def float_bytes(self) -> int:
@@ -151,7 +166,7 @@ class Weights:
 
     def _stack(self, name: str) -> list[Matrix]:
         slices = matrix_slices(self._tensor(name))
-        matrices = [Matrix(part, self.dtype, packed=self._asked_packed) for part in slices]
+        matrices = [Matrix(part, self.dtype, packed=self._asked_packed, step=self._step) for part in slices]
         self._matrices.update({matrix.name: matrix for matrix in matrices})
         return matrices
 
@@ -160,7 +175,7 @@ class Weights:
 
     def _matrix(self, name: str) -> Matrix:
         if name not in self._matrices:
-            self._matrices[name] = Matrix(self._tensor(name), self.dtype, packed=self._asked_packed)
+            self._matrices[name] = Matrix(self._tensor(name), self.dtype, packed=self._asked_packed, step=self._step)
         return self._matrices[name]
 
     def _vector(self, name: str) -> Floats | None:
