@@ -66,9 +66,10 @@ class HitRates:
 
 @dataclass(frozen=True, slots=True)
 class NoHitRates:
-    """Why there are none."""
+    """Why there are none. `too_many`: the prompts are there, and `kvtape curve` computes with any number."""
 
     why: str
+    too_many: bool = False
 
 
 def given_hit_rates(given: Given) -> tuple[HitRates, ...]:
@@ -81,10 +82,12 @@ def hit_rates_of(log: Log, run_id: str) -> HitRates | NoHitRates:
     try:
         trace = read_log(log, run_id)
         if trace.n_accesses > MOST_ACCESSES:
-            return NoHitRates(f"its prompts ask for {trace.n_accesses:,} blocks, more than a report computes with")
+            return NoHitRates(
+                f"its prompts ask for {trace.n_accesses:,} blocks, more than a report computes with", True
+            )
         found = sweep(trace, rules_named("kvtape"), [choose_policy(name) for name in _COMPUTED])
     except CurveError as err:
-        return NoHitRates(str(err))
+        return NoHitRates(str(err).replace(str(log.path), log.path.name))  # the page does not say where it was made
     curves = _curves(found.points)
     return HitRates(
         source=None,

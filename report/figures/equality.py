@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from kvtape.report.data.commands import repeated
+from kvtape.report.data.commands import RECORD, repeated
 from kvtape.report.data.equality import ReplayResult, RunPair, replay_results, run_pairs
 from kvtape.report.figures.chart import Axis, Chart, Series, chart_figure
 from kvtape.report.figures.parts import turned
@@ -44,7 +44,7 @@ def equality_panel(sources: Sources) -> Panel:
         command = repeated(sources.log.path.name, sources.sessions, (), ()).get("does an engine hold the same?")
         given = "No replay was given, so nothing here says what an engine held. Show one with --with replay.json."
         none = "Nothing to replay: these sessions were not recorded on an engine that kvtape carries events out on."
-        missing.append(Missing(given if command else none, command or "kvtape record --help"))
+        missing.append(Missing(given if command else none, command or RECORD))
     return Panel("equality", "Equality", _LEAD, tuple(figures), tuple(tables), tuple(missing))
 
 

@@ -38,7 +38,8 @@ def fidelity_parts(sources: Sources) -> Parts:
     commands = repeated(sources.log.path.name, sources.sessions, (), ())
     whatif = commands.get("what would other policies cost?")
     what = "Nothing was given that says how near a simulation of this log comes to the recording."
-    return Parts(missing=(Missing(what, whatif.splitlines()[0] if whatif else "make fidelity"),))
+    learnt = whatif is not None and "--roofline" not in whatif
+    return Parts(missing=(Missing(what, whatif.splitlines()[0] if whatif and learnt else "make fidelity"),))
 
 
 def _recorded(whatifs: Iterable[Named[Whatif]]) -> Table | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from kvtape.report.data.commands import RECORD
 from kvtape.report.data.hit_rates import BOUND, HitRates, NoHitRates, given_hit_rates, hit_rates_of
 from kvtape.report.figures.chart import Axis, Chart, Series, chart_figure
 from kvtape.report.figures.parts import Parts
@@ -25,8 +26,8 @@ def hit_rate_parts(sources: Sources) -> Parts:
     missing: list[Missing] = []
     for number, (rates, of) in enumerate(zip(found, about, strict=True), 1):
         if isinstance(rates, NoHitRates):
-            command = f"kvtape curve {shlex.quote(sources.log.path.name)} --json > curve.json"
-            missing.append(Missing(f"No hit rates of {of}: {rates.why}.", command))
+            curve = f"kvtape curve {shlex.quote(sources.log.path.name)} --json > curve.json"
+            missing.append(Missing(f"No hit rates of {of}: {rates.why}.", curve if rates.too_many else RECORD))
             continue
         figures.append(_figure(rates, f"hit-rates-{number}", of))
         tables.append(_rules(rates, of))

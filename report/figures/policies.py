@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from kvtape.planner.grammar import SpecError, parse_spec
-from kvtape.report.data.commands import repeated
+from kvtape.report.data.commands import RECORD, repeated
 from kvtape.report.data.policies import Comparison, Figure, Point, comparisons
 from kvtape.report.figures.chart import Axis, Chart, Mark, Series, chart_figure
 from kvtape.report.figures.hit_rates import hit_rate_parts
@@ -41,8 +41,13 @@ def policies_panel(sources: Sources) -> Panel:
         commands = repeated(sources.log.path.name, sources.sessions, (), ())
         whatif = commands.get("what would other policies cost?")
         why = "No simulation of other policies was given. It is made by the command below, and shown with --with"
-        none = "No simulation of other policies: this log was not recorded on an engine whose times it could learn from"
-        missing.append(Missing(f"{why} whatif.json." if whatif else f"{none}.", whatif or "kvtape record --help"))
+        none = "No simulation of other policies: the runs that are shown have no session to simulate."
+        learnt = (
+            ""
+            if whatif is None or "--roofline" not in whatif
+            else (" The log has no times of an engine: put in the numbers of your machine and model.")
+        )
+        missing.append(Missing(f"{why} whatif.json.{learnt}" if whatif else none, whatif or RECORD))
     for part in (run_parts(sources), hit_rate_parts(sources), quality_parts(sources)):
         figures += part.figures
         tables += part.tables
