@@ -79,12 +79,22 @@ def test_a_plan_has_every_kind_as_often_and_strikes_before_the_end(seed: int, n:
     assert plan == plan_faults(seed, n, turns)
 
 
-def test_growth_is_by_turn_and_of_the_longest_life() -> None:
+def test_growth_is_that_of_the_second_half_of_the_longest_life() -> None:
     mib = 1 << 20
-    starts = [[(0, 900 * mib), (1, 900 * mib)], [], [(t, (100 + t) * mib) for t in range(8)]]
+    starts = [[(0, 900 * mib), (1, 900 * mib)], [], [(t, (100 + 9 * min(t, 4) + t) * mib) for t in range(9)]]
     told = memory(starts)
     assert told["rss_kib_per_turn"] == pytest.approx(1024)
-    assert (told["rss_mib_warm"], told["rss_mib_end"], told["rss_mib_peak"]) == (102, 107, 900)
+    assert (told["rss_mib_middle"], told["rss_mib_end"], told["rss_mib_peak"]) == (140, 144, 900)
+    assert told["turns_of_tail"] == 4
+
+
+@pytest.mark.parametrize(
+    ("faults", "turns", "kib"), [(0, 400.0, 20.0), (0, 400.0, 9.0), (0, 90.0, 20.0), (3, 400.0, 20.0)]
+)
+def test_a_long_life_without_faults_must_end_flat(faults: int, turns: float, kib: float) -> None:
+    soak = Soak(model_file(), "llama", 1, 1, 1, 1, 1, 1, 1, 0.0, faults=faults, most_kib_per_turn=10.0)
+    wrong = soak.grown({"turns_of_tail": turns, "rss_kib_per_turn": kib})
+    assert bool(wrong) is (not faults and turns > 100 and kib > 10)
 
 
 def test_percentiles_are_nearest_ranks() -> None:

@@ -184,19 +184,20 @@ def is_near_tie(choices: Sequence[TokenChoice], text: str, tie: float) -> bool:
 
 
 def memory(starts: Sequence[Sequence[tuple[int, int]]]) -> dict[str, float]:
-    """Of the longest life of a server: MiB at a quarter of it and at its end, and KiB a turn between, by least squares;
-    the peak is of all."""
+    """Of the longest life of a server: MiB in the middle of it and at its end, and KiB a turn between, by least
+    squares, over so many turns; the peak is of all."""
     mib = 1 << 20
     longest = max((s for s in starts if s), key=lambda s: s[-1][0] - s[0][0])
-    warm = list(longest[len(longest) // 4 :])
-    turns, sizes = [float(t) for t, _ in warm], [b / mib for _, b in warm]
+    middle = (longest[0][0] + longest[-1][0]) / 2
+    tail = [(float(t), b / mib) for t, b in longest if t >= middle]
+    turns, sizes = [t for t, _ in tail], [size for _, size in tail]
     slope = statistics.linear_regression(turns, sizes).slope if len(set(turns)) > 1 else math.nan
     return {
-        "rss_mib_warm": round(sizes[0], 1),
+        "rss_mib_middle": round(sizes[0], 1),
         "rss_mib_end": round(sizes[-1], 1),
         "rss_mib_peak": round(max(b for s in starts for _, b in s) / mib, 1),
         "rss_kib_per_turn": round(slope * 1024, 1),
-        "turns_seen": turns[-1] - turns[0],
+        "turns_of_tail": turns[-1] - turns[0],
     }
 
 
