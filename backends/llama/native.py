@@ -62,9 +62,11 @@ def library() -> Any:
     try:
         import llama_cpp
     except ImportError as err:
-        raise EnvironmentProblem(f"llama.cpp is not available ({err}); install kvtape[llama]") from None
+        raise EnvironmentProblem(f"llama.cpp is not installed ({err}); pip install 'kvtape[llama]'") from None
     except (OSError, RuntimeError) as err:
-        raise EnvironmentProblem(f"llama.cpp's library does not load: {err}") from None
+        raise EnvironmentProblem(
+            f"llama.cpp's library does not load: {err}; install it again: pip install --force-reinstall 'kvtape[llama]'"
+        ) from None
     llama_cpp.llama_log_set(_log_callback(llama_cpp), None)
     llama_cpp.llama_backend_init()
     return llama_cpp
@@ -91,7 +93,10 @@ class NativeModel:
         self._lib = lib
         self._model = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
-            raise EnvironmentProblem(f"{path}: llama.cpp cannot load this model: {engine_log.quote(mark)}")
+            raise EnvironmentProblem(
+                f"{path}: llama.cpp cannot load this model: {engine_log.quote(mark)}"
+                "; kvtape doctor --model FILE says what works here"
+            )
         self._free = weakref.finalize(self, lib.llama_model_free, self._model)
         self._vocab = lib.llama_model_get_vocab(self._model)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self._vocab))
@@ -126,7 +131,10 @@ class NativeModel:
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError as err:
-            raise InputRejected(f"text is not valid Unicode at character {err.start}: {err.reason}") from None
+            raise InputRejected(
+                f"text is not valid Unicode at character {err.start}: {err.reason}"
+                "; give text that can be written as UTF-8"
+            ) from None
         if len(raw) > _MAX_TEXT_BYTES:
             raise InputRejected(f"text of {len(raw)} bytes is too long to tokenise; split it below 2 GiB")
         if not raw:
@@ -138,7 +146,7 @@ class NativeModel:
             if n >= 0:
                 return list(tokens[:n])
             if n == -(2**31) or -n <= capacity:
-                raise InputRejected(f"the vocabulary cannot tokenise this text of {len(raw)} bytes")
+                raise InputRejected(f"the vocabulary cannot tokenise this text of {len(raw)} bytes; split it")
             capacity = -n
 
     def detokenize(self, tokens: Sequence[int]) -> str:
