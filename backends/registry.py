@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvtape.backends.errors import EnvironmentProblem, UsageError
 from kvtape.backends.protocol import Engine, SessionConfig
+from kvtape.planner.grammar import nearest
 
 if TYPE_CHECKING:
     from kvtape.backends.llama.engine import LlamaEngine
@@ -63,7 +64,8 @@ def _engine(name: str) -> type[LlamaEngine | OpenVinoEngine | ReferenceEngine]:
 def require_engine(name: str) -> None:
     """Raises UsageError for a name that is no engine."""
     if name not in ENGINE_NAMES:
-        raise UsageError(f"unknown backend {name!r}; choose one of {', '.join(ENGINE_NAMES)}")
+        hint = nearest(name, ENGINE_NAMES)
+        raise UsageError(f"unknown backend {name!r}{hint} choose one of {', '.join(ENGINE_NAMES)}")
 
 
 def _require(name: str, model_path: str | Path) -> None:

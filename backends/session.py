@@ -319,7 +319,10 @@ class Session(GuardedSession):
                 precision=parts.precision,
             )
             if policy.block != self._parts.policy.block:
-                raise UsageError(f"block={policy.block}: this session cuts blocks of {self._parts.policy.block}")
+                raise UsageError(
+                    f"block={policy.block}: this session cuts blocks of {self._parts.policy.block}"
+                    "; give that, or open another session"
+                )
             self._settle()
             scoring.follow(self._parts, policy)
             self._parts.policy = policy

@@ -63,7 +63,10 @@ class LayerGroup:
 
     def __post_init__(self) -> None:
         if min(self.count, self.k_elems, self.v_elems, self.copy_elems) < 0 or self.heads < 1:
-            raise CapacityError(f"a group of layers with negative sizes or without heads: {self}")
+            raise CapacityError(
+                f"a group of layers with negative sizes or without heads: {self}"
+                "; give sizes of at least 0 and one head or more"
+            )
         if not self.part:
             object.__setattr__(self, "part", _PARTS[self.kind])
 

@@ -119,7 +119,10 @@ def _heads(graph: IrGraph, groups: Any) -> _Heads:
         )
     queries = {node.inputs[0].shape for node in attention}
     if len(queries) != 1 or len(shape := queries.pop()) != 4 or shape[1] < 1:
-        raise ModelFileError(f"{graph.file}: queries are not [batch, heads, tokens, size] with one number of heads")
+        raise ModelFileError(
+            f"{graph.file}: queries are not [batch, heads, tokens, size] with one number of heads"
+            "; give a GGUF of the model"
+        )
     group = groups[0]
     return _Heads(shape[1], group.heads, group.k_elems // group.heads, group.v_elems // group.heads)
 
@@ -134,7 +137,10 @@ def _logits(graph: IrGraph) -> Wire:
 def _vocabulary(graph: IrGraph) -> int:
     shape = _logits(graph).shape
     if len(shape) != 3 or shape[2] < 1:
-        raise ModelFileError(f"{graph.file}: its result is {list(shape)}, not logits [batch, tokens, vocabulary]")
+        raise ModelFileError(
+            f"{graph.file}: its result is {list(shape)}, not logits [batch, tokens, vocabulary]"
+            "; give a model that generates text"
+        )
     return shape[2]
 
 

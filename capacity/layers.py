@@ -55,7 +55,10 @@ def model_kv(meta: Metadata, weights_bytes: int = 0) -> ModelKV:
     # Layers that predict several tokens ahead come last; they have a context of their own.
     n_layers = n_all - meta.integer("nextn_predict_layers", 0)
     if n_layers < 1:
-        raise ModelFileError(f"{meta.source}: {meta.arch}.block_count is {n_all}, which leaves no layer")
+        raise ModelFileError(
+            f"{meta.source}: {meta.arch}.block_count is {n_all}, which leaves no layer"
+            "; fetch or convert the model again"
+        )
     if n_all > _MOST_LAYERS:
         raise ModelFileError(f"{meta.source}: {meta.arch}.block_count is {n_all}; the most is {_MOST_LAYERS}")
     head_count = meta.per_layer("attention.head_count", n_all, 0 if meta.arch in RECURRENT_ONLY else None)
@@ -118,7 +121,10 @@ def _own_kv_layers(meta: Metadata, n_all: int) -> int:
     own = n_all - meta.integer("attention.shared_kv_layers", 0)
     if own < 1:
         key = f"{meta.arch}.attention.shared_kv_layers"
-        raise ModelFileError(f"{meta.source}: {key} is {n_all - own}, which leaves no KV of the {n_all} layers")
+        raise ModelFileError(
+            f"{meta.source}: {key} is {n_all - own}, which leaves no KV of the {n_all} layers"
+            "; fetch or convert the model again"
+        )
     return own
 
 

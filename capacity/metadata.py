@@ -97,7 +97,10 @@ def metadata_from_json(path: str | Path) -> Metadata:
     except (ValueError, RecursionError) as err:  # not UTF-8, not JSON, a number of thousands of digits, too deep
         raise ModelFileError(f"{file}: not JSON ({err}); give a flat map of GGUF keys") from None
     if not isinstance(values, dict) or not all(_is_flat(value) for value in values.values()):
-        raise ModelFileError(f"{file}: not a flat map of GGUF keys to numbers, texts and lists of them")
+        raise ModelFileError(
+            f"{file}: not a flat map of GGUF keys to numbers, texts and lists of them"
+            '; write it as {"llama.block_count": 32, ...}'
+        )
     return Metadata(values, str(file))
 
 

@@ -36,6 +36,7 @@ class LayerKVProfile:
         if self.global_layers < 0 or self.windowed_layers < 0 or self.global_layers + self.windowed_layers == 0:
             raise CapacityError(
                 f"{self.global_layers} global and {self.windowed_layers} windowed layers: one is needed"
+                "; give at least one layer"
             )
         if self.per_layer_bytes < 1:
             raise CapacityError(f"per_layer_bytes is {self.per_layer_bytes}; a layer needs at least one byte a token")

@@ -43,7 +43,7 @@ def run_batching(asked: Asked) -> int:
     be run, before a log exists."""
     check_common(asked)
     if len(asked.backends) > 1:
-        raise UsageError("--backend: --task batching compares with one backend at a time")
+        raise UsageError("--backend: --task batching compares with one backend at a time; give one")
     _CONTINUED[choose_name("--continue", asked.continued, _CONTINUED)]
     seeds = parse_range("--seeds", asked.seeds)
     model = asked.model if asked.model is not None else demo_model()

@@ -104,7 +104,10 @@ def _message(path: str, number: int, line: str) -> Message:
     try:
         value = json.loads(line)
     except json.JSONDecodeError as err:
-        raise InputRejected(f"{where}: not JSON ({err.msg} at column {err.colno})") from None
+        raise InputRejected(
+            f"{where}: not JSON ({err.msg} at column {err.colno})"
+            '; write {"role": "user", "content": "..."} on each line'
+        ) from None
     if not isinstance(value, dict) or not {"role", "content"} <= set(value):
         raise InputRejected(f'{where}: needs {{"role": ..., "content": ...}}')
     role, content = value["role"], value["content"]

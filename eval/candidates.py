@@ -54,7 +54,9 @@ def candidates_of(texts: Sequence[str], budgets: Sequence[int]) -> list[Candidat
     blocks = sorted({c.policy.block for c in found.values()})
     if len(blocks) > 1:
         sizes = " and ".join(f"block={b}" for b in blocks)
-        raise UsageError(f"policies with {sizes}: one evaluation cuts blocks of one size")
+        raise UsageError(
+            f"policies with {sizes}: one evaluation cuts blocks of one size; give all policies the same block="
+        )
     dense = f"none:block={blocks[0]}" if blocks else "none"
     return [Candidate(parse_policy(dense), None), *found.values()]
 
@@ -90,5 +92,8 @@ def _needed(text: str, budgets: Sequence[int]) -> Sequence[int]:
 
 def _stream(text: str, spec: Spec, given: dict[str, str], sink: int, budget: int) -> Candidate:
     if budget <= sink:
-        raise UsageError(f"policy {text}: a budget of {budget} leaves nothing recent beside sink={sink}")
+        raise UsageError(
+            f"policy {text}: a budget of {budget} leaves nothing recent beside sink={sink}"
+            "; raise the budget or lower sink"
+        )
     return Candidate(policy_with(spec, given | {"recent": str(budget - sink)}), budget)

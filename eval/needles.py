@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvtape.backends.errors import UsageError
 from kvtape.eval.filler import Draws
+from kvtape.planner.grammar import nearest
 
 __all__ = ["FORMATS", "Needle", "draw_needle", "is_correct"]
 
@@ -28,7 +29,7 @@ class Needle:
 def draw_needle(name: str, seed: int) -> Needle:
     """The needle of this format and seed. Raises UsageError for a format that is not there."""
     if name not in FORMATS:
-        raise UsageError(f"unknown format {name!r}; allowed: {', '.join(sorted(FORMATS))}")
+        raise UsageError(f"unknown format {name!r}{nearest(name, FORMATS)} allowed: {', '.join(sorted(FORMATS))}")
     return FORMATS[name](Draws(seed, stream=2))
 
 

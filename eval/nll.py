@@ -158,7 +158,10 @@ def force(session: Session, piece: Sequence[int], see: Callable[[Logits], object
 
     result = session.decode(len(piece), choose=choose, stop_tokens=frozenset())
     if len(result.tokens) != len(piece):
-        raise UsageError(f"the text stopped after {len(session.tape)} tokens: {result.stopped}")
+        raise UsageError(
+            f"the text stopped after {len(session.tape)} tokens: {result.stopped}"
+            "; give a larger --n-ctx or a policy that evicts"
+        )
 
 
 def forced(session: Session, piece: Sequence[int]) -> list[LogProbs]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtape.backends.errors import UsageError
+from kvtape.planner.grammar import nearest
 
 __all__ = ["REGIONS", "Regions", "regions_of"]
 
@@ -31,7 +32,7 @@ class Regions:
     def bounds(self, region: str, length: int) -> tuple[int, int]:
         """`[start, stop)` of the region on a tape of `length`. Raises UsageError for an unknown one."""
         if region not in REGIONS:
-            raise UsageError(f"unknown region {region!r}; allowed: {', '.join(REGIONS)}")
+            raise UsageError(f"unknown region {region!r}{nearest(region, REGIONS)} allowed: {', '.join(REGIONS)}")
         if region == "sink":
             return 0, min(self.sink, length)
         if region == "recent":

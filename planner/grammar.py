@@ -20,6 +20,7 @@ __all__ = [
     "Spec",
     "SpecError",
     "choose_name",
+    "nearest",
     "parse_options",
     "parse_spec",
 ]
@@ -34,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*")
 _FUNCTION = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:)?[A-Za-z_]\w*", re.ASCII)
 _WHOLE = re.compile(r"[0-9]{1,12}")
-_DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,17})?(e-[0-9]{1,2})?")
+_DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,21})?(e-[0-9]{1,2})?")
 _YES_NO = {"yes": True, "no": False, "on": True, "off": False}
 
 
@@ -94,7 +95,7 @@ def parse_spec(text: str) -> Spec:
             target = _function(text, name, part, target)
             continue
         if not _KEY.fullmatch(key) or not value:
-            raise SpecError(f"spec {text!r}: {part!r} is not key=value")
+            raise SpecError(f"spec {text!r}: {part!r} is not key=value; write name[:key=value[,key=value]*]")
         if key in args:
             raise SpecError(f"spec {text!r}: {key} is given twice")
         args[key] = value
@@ -103,9 +104,11 @@ def parse_spec(text: str) -> Spec:
 
 def _function(text: str, name: str, part: str, already: str | None) -> str:
     if not _FUNCTION.fullmatch(part):
-        raise SpecError(f"spec {text!r}: {part!r} is neither key=value nor module:function")
+        raise SpecError(
+            f"spec {text!r}: {part!r} is neither key=value nor module:function; write name[:key=value[,key=value]*]"
+        )
     if already is not None:
-        raise SpecError(f"spec {text!r}: {part!r} is a second function beside {already}")
+        raise SpecError(f"spec {text!r}: {part!r} is a second function beside {already}; leave one of them")
     return part if ":" in part else f"{name}:{part}"
 
 
@@ -114,10 +117,14 @@ def choose_name(what: str, given: str, allowed: Iterable[str], *, also: str | No
     names = sorted(allowed)
     if given in names:
         return given
-    near = get_close_matches(given, names, n=1)
-    hint = f", did you mean {near[0]!r}?" if near else ";"
     listed = ", ".join([*names, *([f"or {also}"] if also else [])])
-    raise SpecError(f"unknown {what} {given!r}{hint} allowed: {listed or 'none'}")
+    raise SpecError(f"unknown {what} {given!r}{nearest(given, names)} allowed: {listed or 'none'}")
+
+
+def nearest(given: str, names: Iterable[str]) -> str:
+    """What stands behind an unknown name, before the list of `names`: `, did you mean 'llama'?`, or a semicolon."""
+    near = get_close_matches(given, list(names), n=1)
+    return f", did you mean {near[0]!r}?" if near else ";"
 
 
 def parse_options(
@@ -161,9 +168,7 @@ def _read(where: str, text: str, option: Option) -> OptionValue:
         words = [str(word) for word in option.allowed]
         if text in words:
             return text
-        near = get_close_matches(text, words, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ";"
-        raise SpecError(f"{where}: unknown value {text!r}{hint} allowed: {', '.join(words)}")
+        raise SpecError(f"{where}: unknown value {text!r}{nearest(text, words)} allowed: {', '.join(words)}")
     if option.kind is float:
         return _read_float(where, text, option.allowed or (None, None))
     return _read_int(where, text, option.allowed or (0, None))

@@ -34,7 +34,7 @@ def read_layers(text: str) -> tuple[int, ...] | None:
             raise SpecError(f"layers={text}: {part!r} is not understood; write all, late, 17-23, 7+14+21 or 0-3+17")
         layers += range(first, last + 1)
     if len(set(layers)) != len(layers):
-        raise SpecError(f"layers={text}: a layer is named twice")
+        raise SpecError(f"layers={text}: a layer is named twice; name each once")
     return tuple(sorted(layers))
 
 

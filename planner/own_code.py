@@ -21,7 +21,9 @@ def load_named(target: str, what: str) -> Callable[..., Any]:
         raise SpecError(f"policy {target!r}: no module {err.name!r}; {hint}") from err
     except (Exception, SystemExit) as err:
         why = f"{type(err).__name__}: {err}"
-        raise SpecError(f"policy {target!r}: importing {module!r} failed: {why}") from err
+        raise SpecError(
+            f'policy {target!r}: importing {module!r} failed: {why}; mend it; python -c "import {module}" shows where'
+        ) from err
     if not callable(found):
         raise SpecError(f"policy {target!r}: module {module!r} has no {what} {name!r}")
     named: Callable[..., Any] = found

@@ -102,7 +102,7 @@ def _check_budget(budget: int) -> None:
     if not isinstance(budget, int) or isinstance(budget, bool):
         raise BadBudget(f"budget {budget!r} is no whole number of tokens; round it up first")
     if budget < 0:
-        raise BadBudget(f"budget {budget} is negative")
+        raise BadBudget(f"budget {budget} is negative; give at least 1 token")
     if budget == 0:
         raise BadBudget("budget 0 would leave an empty cache; give at least 1 token")
 

@@ -151,8 +151,11 @@ def load_factory(text: str) -> Factory:
         raise UsageError(f"--kvtape-backend {text!r}: module {module} has no {name}") from None
     except Exception as err:
         why = f"{type(err).__name__}: {err}"
-        raise UsageError(f"--kvtape-backend {text!r}: importing {module} failed: {why}") from err
+        raise UsageError(
+            f"--kvtape-backend {text!r}: importing {module} failed: {why}"
+            f'; mend it; python -c "import {module}" shows where'
+        ) from err
     if not callable(factory):
-        raise UsageError(f"--kvtape-backend {text!r}: {name} is not callable")
+        raise UsageError(f"--kvtape-backend {text!r}: {name} is not callable; name a function that makes a backend")
     loaded: Factory = factory
     return loaded

@@ -52,7 +52,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
         path = Path(config.getoption(_EVIDENCE)).absolute()
         if path.is_dir() or not os.access(path.parent, os.W_OK):
-            raise pytest.UsageError(f"{_EVIDENCE} {path}: no file can be written there")
+            raise pytest.UsageError(
+                f"{_EVIDENCE} {path}: no file can be written there; give a file in a folder that is there"
+            )
         config.pluginmanager.register(EvidenceRecorder(path), "kvtape-evidence")
 
 

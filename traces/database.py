@@ -136,9 +136,13 @@ def open_for_append(log: Path) -> duckdb.DuckDBPyConnection:
     except duckdb.IOException as err:
         if "lock" in str(err):
             raise LogExists(f"{log}: another process is recording into it; choose another path") from None
-        raise LogUnreadable(f"{log}: cannot be opened ({one_line(err)})") from None
+        raise LogUnreadable(
+            f"{log}: cannot be opened ({one_line(err)}); see whether the folder can be written and has space"
+        ) from None
     except duckdb.Error as err:
-        raise LogUnreadable(f"{log}: cannot be opened ({one_line(err)})") from None
+        raise LogUnreadable(
+            f"{log}: cannot be opened ({one_line(err)}); see whether the folder can be written and has space"
+        ) from None
     connection.execute("PRAGMA disable_checkpoint_on_shutdown")
     return connection
 
@@ -157,7 +161,9 @@ def readable(shown: Path) -> Iterator[None]:
     try:
         yield
     except duckdb.Error as err:
-        raise LogUnreadable(f"{shown}: torn or damaged ({one_line(err)})") from None
+        raise LogUnreadable(
+            f"{shown}: torn or damaged ({one_line(err)}); kvtape repair LOG --out NEW keeps what is whole of it"
+        ) from None
 
 
 def read_meta(connection: duckdb.DuckDBPyConnection, shown: Path, *, alone: bool = False) -> dict[str, str]:
@@ -172,7 +178,7 @@ def read_meta(connection: duckdb.DuckDBPyConnection, shown: Path, *, alone: bool
             rows = []
     meta = {str(k): str(v) for k, v in rows}
     if meta.get("format") != FORMAT or not meta.get("schema_version", "").isdigit():
-        raise NotALog(f"{shown}: a DuckDB file, but not a kvtape log")
+        raise NotALog(f"{shown}: a DuckDB file, but not a kvtape log; give one that kvtape record or import wrote")
     version = int(meta["schema_version"])
     if version > SCHEMA_VERSION:
         raise LogTooNew(
@@ -204,7 +210,9 @@ def check_whole(connection: duckdb.DuckDBPyConnection, path: Path, shown: Path) 
         ).fetchall()[0]
     wanted, found = _HEADER_BYTES + block_bytes * blocks, path.stat().st_size
     if found < wanted:
-        raise LogUnreadable(f"{shown}: cut off, {found} of {wanted} bytes are there")
+        raise LogUnreadable(
+            f"{shown}: cut off, {found} of {wanted} bytes are there; copy it again from where it is whole"
+        )
 
 
 def fsync_file(path: Path) -> None:
@@ -221,7 +229,13 @@ def open_read_only(path: Path, shown: Path, *, confined: bool = True) -> duckdb.
         return duckdb.connect(str(path), read_only=True, config=_READ_ONLY if confined else {})
     except duckdb.IOException as err:
         if "lock" in str(err):
-            raise LogLocked(f"{shown}: another process is recording into it") from None
-        raise LogUnreadable(f"{shown}: torn or damaged ({one_line(err)})") from None
+            raise LogLocked(
+                f"{shown}: another process is recording into it; read it meanwhile, or wait until it is sealed"
+            ) from None
+        raise LogUnreadable(
+            f"{shown}: torn or damaged ({one_line(err)}); kvtape repair LOG --out NEW keeps what is whole of it"
+        ) from None
     except duckdb.Error as err:  # a damaged write-ahead log raises the bare base class
-        raise LogUnreadable(f"{shown}: torn or damaged ({one_line(err)})") from None
+        raise LogUnreadable(
+            f"{shown}: torn or damaged ({one_line(err)}); kvtape repair LOG --out NEW keeps what is whole of it"
+        ) from None

@@ -94,6 +94,8 @@ def _entries(folder: Path) -> list[Mapping[str, object]]:
         except ValueError:
             continue
         if not isinstance(entry, dict) or not isinstance(entry.get("segment"), str):
-            raise LogUnreadable(f"{folder / MANIFEST}: a line that kvtape never writes: {line[:60]!r}")
+            raise LogUnreadable(
+                f"{folder / MANIFEST}: a line that kvtape never writes: {line[:60]!r}; take it out of the manifest"
+            )
         found.append(entry)
     return found

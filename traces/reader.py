@@ -231,14 +231,19 @@ class Log:
         try:
             result = self.connection.execute(query)
             if result is None:
-                raise SqlRejected(f"{self.path}: an empty query")
+                raise SqlRejected(f"{self.path}: an empty query; write one like SELECT * FROM turns")
             columns = [str(d[0]) for d in result.description or ()]
             return columns, result.fetchall() if columns else []
         except (duckdb.IOException, duckdb.FatalException, duckdb.InternalException) as err:
-            raise LogUnreadable(f"{self.path}: torn or damaged ({one_line(err)})") from None
+            raise LogUnreadable(
+                f"{self.path}: torn or damaged ({one_line(err)}); kvtape repair LOG --out NEW keeps what is whole of it"
+            ) from None
         except duckdb.Error as err:
             if str(err).startswith("Corrupt database file"):  # a damaged block raises the bare base class
-                raise LogUnreadable(f"{self.path}: torn or damaged ({one_line(err)})") from None
+                raise LogUnreadable(
+                    f"{self.path}: torn or damaged ({one_line(err)})"
+                    "; kvtape repair LOG --out NEW keeps what is whole of it"
+                ) from None
             raise SqlRejected(f"{self.path}: {one_line(err)}") from None
 
     def arrow(self, table: str, where: str = "true", params: Sequence[Any] = ()) -> pa.Table:
@@ -307,7 +312,7 @@ def open_log(path: str | Path, *, torn: bool = False) -> Log:
 
 def _open(log: Path) -> Log:
     if not log.exists():
-        raise LogMissing(f"{log}: no such log")
+        raise LogMissing(f"{log}: no such log; give the path of a log file or a log folder")
     if not recorded_here(log):
         check_file_kind(log, log)
         if not wal_path(log).exists():

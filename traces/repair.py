@@ -88,7 +88,7 @@ def repair(path: str | Path, out: str | Path) -> RepairReport:
     """
     source, target = Path(path), Path(out)
     if not source.is_file():
-        raise LogMissing(f"{source}: no such log")
+        raise LogMissing(f"{source}: no such log; give the path of a log file")
     if recorded_here(source) or held_elsewhere(source):
         raise LogLocked(f"{source}: being recorded; repair is for a log whose recorder is gone")
     refuse_leftovers(target)

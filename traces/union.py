@@ -149,7 +149,7 @@ def parquet_parts(where: str) -> list[str]:
     found = sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor)))) if "*" in where else [path]
     logs = [str(p) for p in found if (p / "meta.parquet").is_file()]
     if not logs:
-        raise LogMissing(f"{PARQUET}{where}: no log written out as Parquet there (a folder with meta.parquet)")
+        raise LogMissing(f"{PARQUET}{where}: no log written out as Parquet there; give a folder with meta.parquet")
     return logs
 
 
@@ -185,7 +185,9 @@ def union(path: Path, parts: Sequence[Part]) -> UnionLog:
             _attach(connection, parts)
             _confine(connection, parts)
         except duckdb.Error as err:
-            raise LogUnreadable(f"{path}: cannot be read ({one_line(err)})") from None
+            raise LogUnreadable(
+                f"{path}: cannot be read ({one_line(err)}); kvtape verify says which part is damaged"
+            ) from None
         log = UnionLog(path, connection, parts)
         _refuse_conflicts(log)
         log.hold(held.pop_all())

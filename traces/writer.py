@@ -48,7 +48,7 @@ class LogWriter:
     def create(cls, path: Path, run: RunRow, key: bytes | None = None) -> LogWriter:
         """A new log; its key is drawn and kept beside it unless one is given. Raises LogExists."""
         if recorded_here(path):
-            raise LogExists(f"{path}: this process is already recording into it")
+            raise LogExists(f"{path}: this process is already recording into it; close that recorder first")
         refuse_leftovers(path)  # before a key is drawn: a log that is there has its own
         key = load_or_create_key(path) if key is None else key
         meta = new_meta(run, key)
@@ -65,9 +65,9 @@ class LogWriter:
         that it is not what was acknowledged, or is gone).
         """
         if not path.exists():
-            raise LogMissing(f"{path}: no such log")
+            raise LogMissing(f"{path}: no such log; give the path of one that was left unsealed")
         if recorded_here(path):
-            raise LogExists(f"{path}: this process is already recording into it")
+            raise LogExists(f"{path}: this process is already recording into it; close that recorder first")
         _refuse_sealed(path)
         if key is None:
             if not key_path(path).exists():

@@ -53,7 +53,9 @@ class Eviction:
     def __post_init__(self) -> None:
         for name, value in (("start", self.start), ("recent", self.recent), ("most", self.most)):
             if value < BLOCK or value % BLOCK:
-                raise UsageError(f"{COMPARATOR}: {name}={value} is not a multiple of its block of {BLOCK} tokens")
+                raise UsageError(
+                    f"{COMPARATOR}: {name}={value} is not a multiple of its block of {BLOCK} tokens; choose one that is"
+                )
         if self.most <= self.start + self.recent:
             raise UsageError(
                 f"{COMPARATOR}: most={self.most} leaves nothing to choose between start={self.start} and "

@@ -30,7 +30,10 @@ def read_batching_shape(path: str | Path) -> ModelShape:
         raise UsageError(f"{name}: continuous batching reads {', '.join(_ARCHITECTURES)} files, not {shape.arch!r}")
     if shape.rope_scaling != "none" or shape.sliding_window:
         what = "a sliding window" if shape.sliding_window else f"rope scaling {shape.rope_scaling!r}"
-        raise UsageError(f"{name}: continuous batching leaves {what} out without a word, so it computes another model")
+        raise UsageError(
+            f"{name}: continuous batching leaves {what} out without a word, so it computes another model"
+            "; give another model"
+        )
     wrong = sorted(shape.tensor_types - _MATRICES - _VECTORS)
     if wrong or not shape.tensor_types & _MATRICES:
         raise UsageError(

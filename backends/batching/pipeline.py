@@ -144,6 +144,7 @@ class BatchingPipeline:
             except (RuntimeError, IndexError) as err:
                 raise EnvironmentProblem(
                     f"{self._path.name}: continuous batching cannot be opened on this model: {last_line(err)}"
+                    "; give another model, or leave --task batching"
                 ) from None
         return self._native
 

@@ -145,7 +145,9 @@ class HostProcess:
             self._end()
             if why is None:
                 raise
-            raise EnvironmentProblem(f"the engine host does not start: {why}") from None
+            raise EnvironmentProblem(
+                f"the engine host does not start: {why}; free some memory, or run without --isolate"
+            ) from None
         if greeting != ["ready", wire_version()]:
             self._end()
             raise EnvironmentProblem("the installed kvtape is not the one that runs here; start this program again")
@@ -201,7 +203,9 @@ def _spawn(module: str, control: int, cancels: int) -> subprocess.Popen[bytes]:
             env={**_QUIET, **os.environ, "PYTHONPATH": path},
         )
     except (OSError, ValueError) as err:
-        raise EnvironmentProblem(f"the engine host does not start: {err}") from None
+        raise EnvironmentProblem(
+            f"the engine host does not start: {err}; free some memory, or run without --isolate"
+        ) from None
 
 
 def _end(owner: int, process: subprocess.Popen[bytes], control: socket.socket, cancels: int, tail: _Tail) -> None:

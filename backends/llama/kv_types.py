@@ -45,7 +45,9 @@ def check_kv_types(config: SessionConfig, shape: ModelShape) -> None:
     k, v = config.kv_type_k, config.kv_type_v
     for name, kv_type in (("kv_type_k", k), ("kv_type_v", v)):
         if kv_type not in GGML_TYPES:
-            raise UsageError(f"{name} {kv_type}: this backend opens {', '.join(sorted(GGML_TYPES))}")
+            raise UsageError(
+                f"{name} {kv_type}: this backend opens {', '.join(sorted(GGML_TYPES))}; choose one of these"
+            )
     groups = [g for g in shape.geometry.groups if g.kind not in (LayerKind.RECURRENT, LayerKind.SHARED) and g.count]
     if not groups:
         return

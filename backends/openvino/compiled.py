@@ -98,7 +98,10 @@ class Compiled:
             with kept_signal_stack():
                 self._model = core().compile_model(graph.model, _DEVICE, profile.properties())
         except RuntimeError as err:
-            raise EnvironmentProblem(f"{path.name}: OpenVINO cannot compile this model: {last_line(err)}") from None
+            raise EnvironmentProblem(
+                f"{path.name}: OpenVINO cannot compile this model: {last_line(err)}"
+                "; kvtape doctor --model FILE says what works here"
+            ) from None
         self._passengers: list[weakref.ref[Passenger]] = []
         self._positions = np.array([p for p in PROBE_POSITIONS if p < max(2, model.n_ctx_train)], np.int64)
         self.rotation: Rotation | str = self._probe(path.name, model)
@@ -113,7 +116,9 @@ class Compiled:
                     self._make_again()
                 runner = Runner(self._model, self.shape)
             except RuntimeError as err:
-                raise EnvironmentProblem(f"OpenVINO cannot open a session: {last_line(err)}") from None
+                raise EnvironmentProblem(
+                    f"OpenVINO cannot open a session: {last_line(err)}; free some memory, or take a smaller context"
+                ) from None
             self._passengers.append(weakref.ref(passenger))
             return runner
 
@@ -123,7 +128,10 @@ class Compiled:
             try:
                 return Runner(self._model, self.shape)
             except RuntimeError as err:
-                raise EnvironmentProblem(f"OpenVINO cannot open a second request: {last_line(err)}") from None
+                raise EnvironmentProblem(
+                    f"OpenVINO cannot open a second request: {last_line(err)}"
+                    "; free some memory, or take a smaller context"
+                ) from None
 
     def leave(self, passenger: Passenger) -> None:
         with self.lock:
@@ -158,7 +166,10 @@ class Compiled:
         try:
             self._model.export_model(blob)
         except RuntimeError as err:
-            raise EnvironmentProblem(f"{self._path.name}: OpenVINO cannot save this model: {last_line(err)}") from None
+            raise EnvironmentProblem(
+                f"{self._path.name}: OpenVINO cannot save this model: {last_line(err)}"
+                "; free some space and memory, and run it again"
+            ) from None
         return blob.getvalue()
 
     def _make_again(self) -> None:

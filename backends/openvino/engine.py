@@ -128,6 +128,7 @@ class OpenVinoEngine:
             if compiled.shape.n_vocab < self.facts.n_vocab:
                 raise EnvironmentProblem(
                     f"{self._model.path}: {self.facts.n_vocab} tokens, but logits for {compiled.shape.n_vocab}"
+                    "; convert the model again"
                 )
             self._compiled[profile] = compiled
         return self._compiled[profile]

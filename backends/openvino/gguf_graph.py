@@ -60,7 +60,9 @@ def _convert(path: Path) -> Any:
     try:
         return frontend.convert(frontend.load(str(path)))
     except Exception as err:  # the bindings raise RuntimeError and subclasses of their own
-        raise UsageError(f"{path}: OpenVINO cannot read this GGUF: {last_line(err)}") from None
+        raise UsageError(
+            f"{path}: OpenVINO cannot read this GGUF: {last_line(err)}; take --backend llama, or give another model"
+        ) from None
 
 
 def _name(node: Any) -> str:
@@ -126,7 +128,7 @@ def _make_stateful(model: Any) -> dict[str, Cache]:
             else:
                 target.replace_source_output(back.output(0))
     if not caches:
-        raise EnvironmentProblem("the GGUF frontend gave a graph without KV caches")
+        raise EnvironmentProblem("the GGUF frontend gave a graph without KV caches; take --backend llama")
     for result in results:
         model.remove_result(result)
     model.add_parameters([beam])
@@ -172,7 +174,7 @@ def _rewire(attention: list[Any], caches: dict[str, Cache]) -> tuple[list[Cache]
         if (keys[layer].name, values[layer].name) != want:
             raise EnvironmentProblem(f"attention {layer} reads {keys[layer].name} and {values[layer].name}, not {want}")
     if 2 * len(attention) != len(caches):
-        raise EnvironmentProblem(f"{len(caches)} caches for {len(attention)} attention nodes")
+        raise EnvironmentProblem(f"{len(caches)} caches for {len(attention)} attention nodes; take --backend llama")
     return list(keys.values()), list(values.values())
 
 

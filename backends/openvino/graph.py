@@ -169,10 +169,10 @@ def _shape(model: Any, attention: list[Any], keys: list[Cache], values: list[Cac
         return {(s[1].get_length(), s[3].get_length()) for s in shapes}
 
     if len(sizes(keys)) != 1 or len(sizes(values)) != 1:
-        raise UsageError("layers with different KV shapes are not supported on OpenVINO")
+        raise UsageError("layers with different KV shapes are not supported on OpenVINO; take --backend llama")
     heads = {node.input_value(0).get_partial_shape()[1].get_length() for node in attention}
     if len(heads) != 1:
-        raise UsageError("layers with different numbers of heads are not supported on OpenVINO")
+        raise UsageError("layers with different numbers of heads are not supported on OpenVINO; take --backend llama")
     (kv_heads, head_dim_k), (_, head_dim_v) = sizes(keys).pop(), sizes(values).pop()
     n_vocab = model.outputs[0].get_partial_shape()[3].get_length()
     return GraphShape(len(keys), heads.pop(), kv_heads, head_dim_k, head_dim_v, n_vocab)

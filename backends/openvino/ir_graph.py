@@ -161,7 +161,9 @@ def _attention(old: Any, keys: Cache, values: Cache, mask: Any, name: str) -> An
 
 def _exact_scale(attention: Any, width: int, name: str) -> np.float32:
     if attention.get_input_size() > 5:
-        raise UsageError(f"{name}: attention with learned sinks is not supported on OpenVINO")
+        raise UsageError(
+            f"{name}: attention with learned sinks is not supported on OpenVINO; take --backend llama with a GGUF of it"
+        )
     if attention.get_input_size() < 5:
         return exact_scale(None, width, name)
     node = attention.input_value(4).get_node()

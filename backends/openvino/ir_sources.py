@@ -116,7 +116,9 @@ def _check_states(model: Any, sources: list[tuple[CacheSource, CacheSource]], na
     used = [source.state for pair in sources for source in pair]
     known = {str(variable.info.variable_id) for variable in model.get_variables()}
     if len(set(used)) != len(used):
-        raise UsageError(f"{name}: layers share a cache, which sessions cannot keep")
+        raise UsageError(
+            f"{name}: layers share a cache, which sessions cannot keep; take --backend llama with a GGUF of it"
+        )
     if set(used) != known:
         others = ", ".join(sorted(known - set(used))[:4])
         raise UsageError(f"{name}: states beside keys and values ({others}); sessions cannot cut those by tokens")

@@ -104,7 +104,7 @@ def with_trained_context(model: ModelShape, trained: str) -> ModelShape:
             )
         return model
     if not (trained.isascii() and trained.isdecimal() and int(trained) > 0):
-        raise UsageError(f"trained={trained}: a whole number of tokens is needed, or auto")
+        raise UsageError(f"trained={trained}: give a whole number of tokens, or auto")
     if model.n_ctx_train not in (0, int(trained)):
         raise UsageError(f"{model.path}: trained={trained}, but the model says {model.n_ctx_train}; leave it out")
     return replace(model, n_ctx_train=int(trained))

@@ -42,7 +42,10 @@ class NativeTokenizer:
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as err:
-            raise InputRejected(f"the text is not valid Unicode ({err.reason} at character {err.start})") from None
+            raise InputRejected(
+                f"the text is not valid Unicode ({err.reason} at character {err.start})"
+                "; give text that can be written as UTF-8"
+            ) from None
         ids: list[int] = []
         for piece in pieces(text) if self._kind == "gpt2" else (text,):
             got = self._encode_piece(piece)

@@ -151,7 +151,10 @@ def artifact_named(name: str, role: Role, path: Path | None = None) -> Artifact:
     place = _Place(path or models_path())
     found = _found(place.read(), name, place.path)
     if found.role != role:
-        raise UsageError(f"{name}: was added as a {found.role} model, not as a {role} model")
+        raise UsageError(
+            f"{name}: was added as a {found.role} model, not as a {role} model"
+            "; name another, or add it under another name"
+        )
     state = state_of(found)
     if state != "ok":
         what = "is gone" if state == "missing" else "is not the file that was added (its SHA-256 differs)"

@@ -37,7 +37,10 @@ def vocabulary_digest(path: Path) -> str:
     if path.is_dir():
         files = [path / name for name in _IR_FILES if (path / name).is_file()]
         if not files:
-            raise UsageError(f"{path}: no {_IR_FILES[0]} in it, so its vocabulary is not known")
+            raise UsageError(
+                f"{path}: no {_IR_FILES[0]} in it, so its vocabulary is not known"
+                "; convert the model again, with its tokenizer"
+            )
         for file in files:
             digest.update(file.read_bytes())
         return digest.hexdigest()

@@ -33,7 +33,9 @@ def policies_beside(eviction: Eviction, texts: Sequence[str], seed: int = 0) -> 
         if not policy.evicts:
             raise UsageError(f"policy {text} never evicts; dense attention is always there, name one that does")
         if policy.block != BLOCK:
-            raise UsageError(f"policy {text}: blocks of {policy.block} tokens beside the comparator's of {BLOCK}")
+            raise UsageError(
+                f"policy {text}: blocks of {policy.block} tokens beside the comparator's of {BLOCK}; give block={BLOCK}"
+            )
         budget = policy.sink + policy.recent if policy.budget is None else policy.budget
         found.setdefault(policy.canonical, Candidate(policy, budget))
     return list(found.values())

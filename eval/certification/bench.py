@@ -68,7 +68,7 @@ def attempt(ability: Ability, name: str, measure: Callable[[], Sequence[Measure]
 def logits_of(session: Session) -> Logits:
     """A copy of the logits behind the last token. Raises UsageError where nothing was computed."""
     if session.logits is None:
-        raise UsageError("nothing was computed, so there are no logits to compare")
+        raise UsageError("nothing was computed, so there are no logits to compare; give a longer text")
     return np.array(session.logits)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from kvtape.backends.errors import UsageError
 from kvtape.eval.filler import Draws, sentences
+from kvtape.planner.grammar import nearest
 
 __all__ = ["WORKLOADS", "Conversation", "Workload", "own_chat", "workload_named"]
 
@@ -86,7 +87,7 @@ WORKLOADS: Mapping[str, Workload] = {
 def workload_named(name: str) -> Workload:
     """Raises UsageError for a name that is none."""
     if name not in WORKLOADS:
-        raise UsageError(f"workload {name!r}: choose one of {', '.join(WORKLOADS)}")
+        raise UsageError(f"unknown workload {name!r}{nearest(name, WORKLOADS)} choose one of {', '.join(WORKLOADS)}")
     return WORKLOADS[name]
 
 

@@ -70,7 +70,7 @@ def _read(text: str) -> dict[str, float]:
         try:
             found[key] = float(value)
         except ValueError:
-            raise CostsError(f"--roofline {part!r}: {value!r} is no number") from None
+            raise CostsError(f"--roofline {part!r}: {value!r} is no number; write one like 2e12") from None
         if not 0 < found[key] < float("inf"):
             raise CostsError(f"--roofline {part!r}: needs a number above 0")
     if len(found) < len(_KNOWN):

@@ -89,7 +89,10 @@ def moment_of(session: RecordedSession, plan_seq: int) -> Moment:
     """
     plan = session.plans.get(plan_seq)
     if plan is None:
-        raise WorkloadError(f"session {session.row.session_id}: event {plan_seq} is no plan")
+        raise WorkloadError(
+            f"session {session.row.session_id}: event {plan_seq} is no plan"
+            '; kvtape sql LOG "SELECT seq FROM decisions" lists the plans'
+        )
     first = parse_policy(session.row.policy).hole if session.row.policy else "refill"
     blocks, scores = RecordedBlocks(session.blocks, first), RecordedScores(session.scores)
     state = ResidencyState()
@@ -129,7 +132,10 @@ def _capabilities(row: SessionRow) -> Capabilities:
     try:
         return Capabilities(**json.loads(row.capabilities or "{}"))
     except (TypeError, ValueError):
-        raise WorkloadError(f"session {row.session_id}: its capabilities are not readable") from None
+        raise WorkloadError(
+            f"session {row.session_id}: its capabilities are not readable"
+            "; kvtape verify LOG says whether it was changed"
+        ) from None
 
 
 def _may_recompute(session: RecordedSession, plan: PlanRow, can: Capabilities, policy: PolicySpec | None) -> bool:

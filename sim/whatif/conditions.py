@@ -100,5 +100,7 @@ def _bound(name: str, text: str, where: str) -> Fraction:
         except CapacityError as err:
             raise SimulationError(f"condition {where!r}: {err}") from None
     if not _NUMBER.fullmatch(text):
-        raise SimulationError(f"condition {where!r}: {text!r} is no number")
+        raise SimulationError(
+            f"condition {where!r}: {text!r} is no number; write a number, or a size like 2GiB where it is one of bytes"
+        )
     return Fraction(text)

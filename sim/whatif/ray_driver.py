@@ -81,7 +81,9 @@ class Cluster:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **given)
         except Exception as err:
             why = " ".join(str(err).split())[:300] or type(err).__name__
-            raise EnvironmentProblem(f"no Ray cluster at {address}: {why}") from None
+            raise EnvironmentProblem(
+                f"no Ray cluster at {address}: {why}; start one with ray start --head, or leave --ray"
+            ) from None
         self._fixed = (version("kvtape"), sys.path, hashlib.sha256(work).hexdigest(), ray.put(work))
         self._flying: dict[Any, int] = {}
         self._remote = ray.remote(num_cpus=1, max_retries=0)(run_remote)

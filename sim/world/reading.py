@@ -118,6 +118,7 @@ class _Reader:
                 if event.at_ns < last_ns:
                     raise WorkloadError(
                         f"session {event.session_id} seq {event.seq}: time goes back from {last_ns} to {event.at_ns} ns"
+                        "; kvtape verify LOG says whether it was changed"
                     )
                 last_ns = event.at_ns
             self._seq = event.seq

@@ -116,7 +116,10 @@ def _capabilities(row: SessionRow, cold: int) -> tuple[Capabilities, list[str]]:
     try:
         can = Capabilities(**json.loads(row.capabilities))
     except (TypeError, ValueError):
-        raise WorkloadError(f"session {row.session_id}: its capabilities are not readable") from None
+        raise WorkloadError(
+            f"session {row.session_id}: its capabilities are not readable"
+            "; kvtape verify LOG says whether it was changed"
+        ) from None
     had = bool(row.cold_budget_tokens)
     if cold and not had:
         able = can.remove_middle and can.snapshot_state

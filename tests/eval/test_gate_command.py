@@ -157,7 +157,7 @@ def test_rows_go_where_they_are_sent_and_sessions_and_rows_into_a_log(
         (("--cell", "lookup:ngram=99"), "ngram"),
         (("--cell", "draft:nobody"), "nobody"),
         (("--cell", "lookup", "--cell", "lookup:tokens=8"), "one of them is given twice"),
-        (("--workload", "chess"), "workload 'chess': choose one of chat, steps, rewrite"),
+        (("--workload", "chess"), "unknown workload 'chess'; choose one of chat, steps, rewrite"),
         (("--workload", "chat", "--workload", "chat"), "one of them is given twice"),
         (("--backend", "llama:way=recompute"), "leave way= out"),
         (("--content",), "nothing is stored without --log"),

@@ -34,7 +34,10 @@ class Reblocker:
             return self._larger(hashes, wanted, n_tokens, block_tokens)
         if block_tokens % self.size == 0:
             return self._smaller(hashes, wanted, block_tokens)
-        raise TraceError(f"blocks of {block_tokens} tokens cannot be written as blocks of {self.size}")
+        raise TraceError(
+            f"blocks of {block_tokens} tokens cannot be written as blocks of {self.size}"
+            "; choose another --format, such as jsonl"
+        )
 
     def _larger(self, hashes: Sequence[int], wanted: int, n_tokens: int, block_tokens: int) -> list[int]:
         per, chain, made = self.size // block_tokens, b"", list[int]()

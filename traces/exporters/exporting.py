@@ -11,6 +11,7 @@ from pathlib import Path
 
 import duckdb
 
+from kvtape.planner.grammar import nearest
 from kvtape.traces.database import give_name, one_line
 from kvtape.traces.errors import LogExists, LogWriteFailed, TraceError
 from kvtape.traces.exporters.lines import log_lines
@@ -99,7 +100,8 @@ def export_log(
         with _written(out):
             return ExportResult(PARQUET, _parquet(log, Path(out)))
     if format_name not in FORMATS:
-        raise TraceError(f"there is no export format {format_name!r}; choose one of {', '.join(format_names())}")
+        hint = nearest(format_name, format_names())
+        raise TraceError(f"there is no export format {format_name!r}{hint} choose one of {', '.join(format_names())}")
     chosen = FORMATS[format_name]
     if format_name == OTLP:
         pieces = span_lines(log, run_id, begin_ns)

@@ -48,7 +48,10 @@ def bailian_lines(requests: Sequence[PromptRequest]) -> Iterator[bytes]:
 
 def _ids(blocks: Reblocker, r: PromptRequest) -> list[int]:
     if r.hashes is None or r.block_tokens is None:
-        raise TraceError(f"session {r.session_id}, event {r.seq}: no block ids are known of this prompt")
+        raise TraceError(
+            f"session {r.session_id}, event {r.seq}: no block ids are known of this prompt"
+            "; choose another --format, such as jsonl"
+        )
     return blocks.ids(r.hashes, r.n_tokens, r.block_tokens)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvtape.planner.grammar import nearest
 from kvtape.traces.importers.aiperf import AIPERF
 from kvtape.traces.importers.azure import AZURE
 from kvtape.traces.importers.bailian import BAILIAN
@@ -56,8 +57,9 @@ def reader_for(name: str, source: Source, readers: Sequence[Reader] = READERS) -
         for reader in readers:
             if reader.name == name:
                 return reader
-        known = ", ".join(format_names(readers))
-        raise source.rejected(None, f"there is no format {name!r}", f"choose one of auto, {known}", whole=True)
+        names = [AUTO, *format_names(readers)]
+        what = f"there is no format {name!r}{nearest(name, names).removesuffix(';')}"
+        raise source.rejected(None, what, f"choose one of {', '.join(names)}", whole=True)
     if not source.head.strip():
         raise source.rejected(None, "empty", "give a file with at least one request", whole=True)
     found = [r for r in readers if r.recognises(source.head, source.stem)]

@@ -97,7 +97,7 @@ def matrix(graph: IrGraph, node: IrNode, *, transposed: bool) -> tuple[Any, npt.
             return (kinds.F16 if values.dtype == np.float16 else kinds.F32), values, int(values.shape[1])
     whole = vector(graph, node)
     if whole.ndim != 2:
-        raise ModelUnsupported(f"{graph.file}: {node.name} is no matrix")
+        raise ModelUnsupported(f"{graph.file}: {node.name} is no matrix; give the GGUF of the model")
     rows = np.ascontiguousarray(whole.T if transposed else whole)
     return kinds.F32, rows, int(rows.shape[1])
 

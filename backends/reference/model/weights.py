@@ -205,7 +205,9 @@ def _opened(path: Path) -> tuple[ModelShape, Sequence[Any], Metadata]:
         reader = open_gguf(path)
         return shape, reader.tensors, metadata_of(reader, str(path))
     if not shape.rope_frequencies:
-        raise ModelUnsupported(f"{path}: how its graph rotates keys is not written in it as numbers")
+        raise ModelUnsupported(
+            f"{path}: how its graph rotates keys is not written in it as numbers; give the GGUF of the model"
+        )
     # What graphs of this structure do is what a GGUF of architecture llama says, with biases and head norms or not.
     plain = replace(shape, arch="llama")
     return plain, ir_tensors(path, shape.n_embd), Metadata({"general.architecture": "llama"}, str(path))

@@ -92,7 +92,7 @@ class SessionHost:
     def _check_length(self, n_tokens: int) -> None:
         n_ctx = self._weights.architecture.shape.n_ctx_train
         if n_tokens > n_ctx:
-            raise UsageError(f"{n_tokens} tokens for a model trained for {n_ctx}")
+            raise UsageError(f"{n_tokens} tokens for a model trained for {n_ctx}; send fewer")
 
     def _session(self, name: str) -> _Held:
         if name not in self._held:
