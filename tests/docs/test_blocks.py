@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,14 @@ def test_every_block_says_what_it_is(name: str) -> None:
             assert len(block.words) == 1, where
 
 
+@cache
+def command_line() -> Any:
+    return typer.main.get_command(app)
+
+
 def parse(words: list[str]) -> None:
     """Take the words of a command apart as the command line does, without doing anything. Raises TyperException."""
-    group: Any = typer.main.get_command(app)
-    command = group.commands[words[0]]
+    command = command_line().commands[words[0]]
     if hasattr(command, "commands"):
         command, words = command.commands[words[1]], words[1:]
     command.make_context(words[0], list(words[1:]), parent=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import runpy
 import shlex
 import shutil
@@ -19,12 +20,14 @@ from support.pages import Block, alike, blocks, steps
 from support.repository import ROOT
 from support.tiny_gguf import write_tiny
 
-__all__ = ["REAL_MODEL", "PageFailed", "prepare", "refilled", "run_block", "write_model_and_text"]
+__all__ = ["REAL_MODEL", "PageFailed", "prepare", "refilled", "run_block", "run_command", "write_model_and_text"]
 
 REAL_MODEL = frozenset({"docs/capture.md", "docs/quickstart.md", "docs/tutorial.md"})
 """Pages whose commands without `--model` run on the demo model itself; on others a tiny one stands for it."""
 
 TINY = "M.gguf"
+_TAIL = re.compile(r"\s+(?:\| head -n (?P<head>\d+)|> (?P<file>[\w.-]+))$")
+_OWN_CODE = re.compile(r"PYTHONPATH=([\w./-]+) ")
 RUN = ("console", "sh", "python")
 
 
@@ -45,44 +48,76 @@ def prepare(folder: Path) -> None:
     write_model_and_text(folder)
     (folder / "model.gguf").symlink_to(TINY)
     (folder / "chat.jsonl").symlink_to(ROOT / "examples" / "chat.jsonl")
-    _run(
+    run_command(
         f"kvtape record --text book.txt --policy stream:sink=4,recent=92 --n-ctx 128 --decode 8 --content "
         f"--score-all --model {TINY} --log recorded.duckdb",
         folder,
     )
-    _run("kvtape calibrate recorded.duckdb --out costs.json", folder)
+    run_command("kvtape calibrate recorded.duckdb --out costs.json", folder)
     (folder / "demo-out").mkdir()
     for path in folder.glob("recorded.duckdb*"):
         shutil.copy(path, folder / "demo-out" / path.name.replace("recorded", "demo"))
     shutil.copy(folder / "kvtape.key", folder / "demo-out")
 
 
+class _Told:
+    """What is written to two streams, in the order in which it comes."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[bool, str]] = []
+        self.out, self.err = _Stream(self.parts, out=True), _Stream(self.parts, out=False)
+
+    def said(self) -> str:
+        """What came on stdout."""
+        return "".join(part for of_out, part in self.parts if of_out)
+
+    def text(self, head: int | None = None) -> str:
+        """Both together; of stdout the first `head` lines."""
+        left = len("".join(self.said().splitlines(keepends=True)[:head]))
+        kept = []
+        for of_out, part in self.parts:
+            kept.append(part[:left] if of_out else part)
+            left -= len(kept[-1]) if of_out else 0
+        return "".join(kept)
+
+
+class _Stream(io.TextIOBase):
+    def __init__(self, parts: list[tuple[bool, str]], *, out: bool) -> None:
+        self._parts, self._out = parts, out
+
+    def write(self, text: str) -> int:
+        self._parts.append((self._out, text))
+        return len(text)
+
+
 @contextlib.contextmanager
-def _inside(folder: Path) -> Iterator[io.StringIO]:
-    """In `folder`, with everything that is written caught, both streams as they come."""
-    before, out = Path.cwd(), io.StringIO()
+def _inside(folder: Path) -> Iterator[_Told]:
+    """In `folder`, with everything that is written caught."""
+    before, told = Path.cwd(), _Told()
     argv, path = sys.argv, list(sys.path)
     os.chdir(folder)
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            yield out
+        with contextlib.redirect_stdout(told.out), contextlib.redirect_stderr(told.err):
+            yield told
     finally:
         os.chdir(before)
         sys.argv, sys.path[:] = argv, path
 
 
-def _here(words: list[str], folder: Path) -> tuple[int, str]:
-    """A command of kvtape, or a sample, in this process."""
-    with _inside(folder) as out:
+def _here(words: list[str], folder: Path, own_code: Path | None = None) -> tuple[int, _Told]:
+    """A command of kvtape, or a sample, in this process; modules of the reader's are in `own_code`."""
+    with _inside(folder) as told:
+        if own_code is not None:
+            sys.path.insert(0, str(own_code))
         if words[0] == "kvtape":
-            return main(words[1:]), out.getvalue()
+            return main(words[1:]), told
         sys.argv = words[1:]
         sys.path.insert(0, str((folder / words[1]).parent))
         try:
             runpy.run_path(words[1], run_name="__main__")
         except SystemExit as end:
-            return (end.code if isinstance(end.code, int) else int(end.code is not None)), out.getvalue()
-        return 0, out.getvalue()
+            return (end.code if isinstance(end.code, int) else int(end.code is not None)), told
+        return 0, told
 
 
 def _words(command: str) -> list[str] | None:
@@ -95,15 +130,18 @@ def _words(command: str) -> list[str] | None:
     return words if plain and ours else None
 
 
-def _run(command: str, folder: Path) -> tuple[int, str]:
-    """Exit code and output of a command line; `| head -n N` behind a command is done here."""
-    plain, _, head = command.partition(" | head -n ")
-    words = _words(plain)
-    if words is not None and (not head or head.isdigit()):
-        code, out = _here(words, folder)
-        return code, "\n".join(out.splitlines()[: int(head)]) if head else out
+def run_command(command: str, folder: Path) -> tuple[int, str]:
+    """Exit code and output of a command line. `| head -n N` and `> FILE` behind a command are done here too."""
+    tail, own = _TAIL.search(command), _OWN_CODE.match(command)
+    words = _words(command[own.end() if own else 0 : tail.start() if tail else None])
+    if words is not None:
+        code, told = _here(words, folder, folder / own[1] if own else None)
+        if tail is not None and tail["file"]:
+            (folder / tail["file"]).write_text(told.said(), encoding="utf-8")
+            return code, told.text(0)
+        return code, told.text(int(tail["head"]) if tail else None)
     done = subprocess.run(
-        ["bash", "-c", command],
+        ["bash", "-o", "pipefail", "-c", command],
         cwd=folder,
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
@@ -131,12 +169,12 @@ def run_block(block: Block, folder: Path) -> str:
     if block.language == "sh":
         for command in block.text.replace("\\\n", " ").splitlines():
             if command.strip() and not command.startswith("#"):
-                came, out = _run(command, folder)
+                came, out = run_command(command, folder)
                 _expect(command, came, 0, out)
         return block.text
     fresh = []
     for step in steps(block.text):
-        came, out = _run(step.command, folder)
+        came, out = run_command(step.command, folder)
         _expect(step.command, came, step.code, out)
         same = alike(step.output, out.rstrip("\n"), numbers="like" in block.words)
         shown = step.output if same else "\n".join(line.rstrip() for line in out.rstrip("\n").splitlines())
