@@ -68,29 +68,35 @@ class Gate:
     """When a session's logits count as right: limits in nats and as a share, beside what two right evaluations
     differ by. Each session is judged by itself: a long one that is right does not hide a short one that is wrong.
 
-    On some texts two right evaluations differ by more than the limits. There they are `rounding_times` what rounding
-    alone moves the reference by, at the same checkpoints of the same lineage, and `rounding_top1` below its top-1.
+    On some texts two right evaluations differ by more than the limits. There they follow from what rounding alone does
+    to the reference, at the same checkpoints of the same lineage: mean KL is at most `rounding_times` as large, and
+    top-1 not below by more than `rounding_deviations` standard deviations of a share of so many checkpoints.
     """
 
     mean_kl: float = 0.01
     top1: float = 0.9
     noise_floor_mean_kl: float = 0.003
     rounding_times: float = 3.0
-    rounding_top1: float = 0.1
+    rounding_deviations: float = 3.0
 
-    def limits(self, rounding: Agreement | None = None) -> tuple[float, float]:
-        """The largest mean KL and the least top-1 that pass; `rounding`: of the reference and the reference rounded."""
+    def limits(self, checkpoints: int, rounding: Agreement | None = None) -> tuple[float, float]:
+        """The largest mean KL and the least top-1 that pass over so many checkpoints.
+
+        `rounding`: of the reference and the reference rounded, where that is known.
+        """
         if rounding is None or not math.isfinite(rounding.mean_kl):
             return self.mean_kl, self.top1
-        return (
-            max(self.mean_kl, self.rounding_times * rounding.mean_kl),
-            min(self.top1, rounding.top1 - self.rounding_top1),
-        )
+        # Laplace's rule: a share that was always 1 is not known to be 1.
+        share = (rounding.top1 * rounding.checkpoints + 1) / (rounding.checkpoints + 2)
+        top1 = share - self.rounding_deviations * math.sqrt(share * (1 - share) / checkpoints)
+        return max(self.mean_kl, self.rounding_times * rounding.mean_kl), min(self.top1, top1)
 
     def passes(self, agreement: Agreement | None, rounding: Agreement | None = None) -> bool:
         """Whether a session passes; one without checkpoints has nothing to fail by."""
-        mean_kl, top1 = self.limits(rounding)
-        return agreement is None or (agreement.mean_kl <= mean_kl and agreement.top1 >= top1)
+        if agreement is None:
+            return True
+        mean_kl, top1 = self.limits(agreement.checkpoints, rounding)
+        return agreement.mean_kl <= mean_kl and agreement.top1 >= top1
 
 
 def as_pairs(positions: Iterable[int] | npt.NDArray[np.int64]) -> Pairs:

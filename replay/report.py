@@ -151,7 +151,7 @@ class ReplayReport:
                 "top1": self.gate.top1,
                 "noise_floor_mean_kl": self.gate.noise_floor_mean_kl,
                 "rounding_times": self.gate.rounding_times,
-                "rounding_top1": self.gate.rounding_top1,
+                "rounding_deviations": self.gate.rounding_deviations,
             },
         }
 

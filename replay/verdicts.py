@@ -73,7 +73,7 @@ def below_gate(
         if found is None or gate.passes(found, session.rounding):
             continue
         event = next(e for e in story.events if e.seq == session.worst_seq)
-        mean_kl, top1 = gate.limits(session.rounding)
+        mean_kl, top1 = gate.limits(found.checkpoints, session.rounding)
         beside = (
             f"two right evaluations of a quantised model differ by {gate.noise_floor_mean_kl:g}"
             if session.rounding is None
@@ -96,7 +96,7 @@ def rounding_notes(
         found, rounding = session.agreement, session.rounding
         if found is None or rounding is None or not gate.passes(found, rounding):
             continue
-        mean_kl, top1 = gate.limits(rounding)
+        mean_kl, top1 = gate.limits(found.checkpoints, rounding)
         yield (
             f"{target.spec}: session {story.session_id}: logits are a mean KL of {found.mean_kl:.4g} from the "
             f"reference (top-1 {found.top1:.3f}). Rounding rows to 8 bits, as {target.engine} does against packed "
