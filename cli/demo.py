@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvtape.cli.args import AnyModelPath, AsJson
+from kvtape.cli.precision import KvType
 
 if TYPE_CHECKING:
     from kvtape.cli.demo_results import DemoResults
@@ -27,6 +28,7 @@ def demo(
     threads: Annotated[
         int | None, typer.Option("--threads", metavar="N", min=1, help="Engine threads.  [default: 2]")
     ] = None,
+    kv_type: KvType = None,
     as_json: AsJson = False,
 ) -> int:
     """Record a session, replay it on both engines, ask it, try other policies, write a report.
@@ -38,13 +40,15 @@ def demo(
     from kvtape.backends.errors import UsageError
 
     if not modelled:
-        return _recorded(out, model, threads or 2, as_json=as_json)
-    if model is not None or threads is not None:
-        raise UsageError("--modelled runs no engine; leave out --model and --threads, or leave out --modelled")
+        return _recorded(out, model, threads or 2, kv_type, as_json=as_json)
+    if model is not None or threads is not None or kv_type is not None:
+        raise UsageError(
+            "--modelled runs no engine; leave out --model, --threads and --kv-type, or leave out --modelled"
+        )
     return _modelled(out, as_json=as_json)
 
 
-def _recorded(out: Path, model: Path | None, threads: int, *, as_json: bool) -> int:
+def _recorded(out: Path, model: Path | None, threads: int, kv_type: str | None, *, as_json: bool) -> int:
     from kvtape.cli.demo_record import record_demo
     from kvtape.cli.demo_results import demo_results, fresh, write_result
     from kvtape.cli.logs import opened
@@ -56,7 +60,7 @@ def _recorded(out: Path, model: Path | None, threads: int, *, as_json: bool) -> 
     _require_engines()
     log = fresh(out)
     note(f"1/4 recording two sessions of {path.name} on llama.cpp into {log}")
-    answer = record_demo(log, path, threads)
+    answer = record_demo(log, path, threads, kv_type)
     with opened(log) as tape:
         note(f"2/4 replaying on {', '.join(REPLAY_ON)}, and asking each engine's memory what it holds")
         replay = replay_log(tape, list(REPLAY_ON), path).to_json()

@@ -64,6 +64,19 @@ def short_material(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_material")
+def test_the_storage_type_that_is_asked_for_is_on_record(tmp_path: Path) -> None:
+    model, log = write_tiny(tmp_path / "tiny.gguf", n_ctx=8192), tmp_path / "demo.duckdb"
+    demo_record.record_demo(log, model, 1, "f32/f16")
+    check_log(log)
+    with open_log(log) as tape:
+        run = tape.default_run()
+        assert {(row.kv_type_k, row.kv_type_v) for row in tape.sessions(run.run_id)} == {("f32", "f16")}
+    refused = kvtape("demo", "--out", tmp_path / "out", "--model", model, "--kv-type", "q8_0/f16")
+    assert refused.code == 2
+    assert "kvtape certify --model" in refused.err
+
+
+@pytest.mark.usefixtures("short_material")
 def test_the_demo_on_a_tiny_model(tmp_path: Path) -> None:
     model = write_tiny(tmp_path / "tiny.gguf", n_ctx=8192)
     out = tmp_path / "out"
