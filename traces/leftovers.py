@@ -3,6 +3,7 @@
     <path>.new-1a2b3c4d*       a log or key before it gets its name, with whatever DuckDB puts beside it
     <path>.new-1a2b3c4d.lock   locked (flock) by the maker while it lives, so that nobody takes its files for leftovers
     <log>.sealing*             the sealed copy before it takes the log's place
+    <log>.tmp                  rows of a long recording that DuckDB had no room for in memory
 
 No reader ever takes one of them for a log. The next one that makes the same file removes what dead makers left.
 """
@@ -17,6 +18,8 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from kvtape.traces.spill import spill_path
 
 __all__ = ["claimed", "dead_files", "leftovers", "sealing_path", "sweep"]
 
@@ -65,11 +68,12 @@ def sweep(path: Path) -> None:
 
 
 def leftovers(*paths: Path) -> list[Path]:
-    """What dead makers of these files left; of a log also its sealed copy, so ask only when nobody is recording it."""
+    """What dead makers of these files left; of a log also its sealed copy and what had no room in
+    memory, so ask only when nobody is recording it."""
     found: list[Path] = []
     for path in paths:
         dead = [name for name in sorted(_claims(path)) if not _is_held(path.with_name(name))]
-        for name in (*dead, sealing_path(path).name):
+        for name in (*dead, sealing_path(path).name, spill_path(path).name):
             found += _files(path, name)
     return found
 

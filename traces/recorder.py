@@ -36,6 +36,7 @@ from kvtape.traces.lost import lost_detail
 from kvtape.traces.resume import Recorded, check_same_event, holds_run, last_number, recorded_sessions
 from kvtape.traces.schema import CERTIFICATIONS, TRIALS
 from kvtape.traces.seal import seal_log
+from kvtape.traces.spill import limit_memory, unlimited_memory
 from kvtape.traces.tape import TOKEN_OPS
 from kvtape.traces.writer import LogWriter
 
@@ -141,6 +142,7 @@ class Recorder:
                     self._marks[stored.row.session_id] = _Mark(stored.row, stored)
             else:
                 writer.append(self._builder.build_run(run))
+            limit_memory(writer.connection)
         except BaseException as err:
             writer.close()
             if isinstance(err, OSError | duckdb.Error):
@@ -328,6 +330,7 @@ class Recorder:
         self._stop_writer()
         try:
             self._raise_failure()
+            unlimited_memory(self._writer.connection)
             seal_log(self._writer)
         except (OSError, duckdb.Error, LogUnreadable) as err:
             raise LogWriteFailed(
