@@ -27,7 +27,7 @@ __all__ = ["WRITE_LATENCY_S", "serve"]
 _CONTEXT = 4096
 """Tokens of a slot where neither --n-ctx nor --memory says."""
 
-WRITE_LATENCY_S = 10.0
+WRITE_LATENCY_S = 3.0
 """Seconds that events of a turn wait to be written together, in one transaction mostly; its end writes at once."""
 
 

@@ -50,7 +50,8 @@ def why_not_slow() -> str | None:
 class Supervised:
     """The server of `start`, started anew whenever it ends. `log`: the folder that it writes.
 
-    `rss`: (turns so far, resident bytes), a list for each start. `wrong`: what must not have been.
+    `rss`: (turns so far, resident bytes), a list for each start. `ends`: the most seconds from a fault to the server's
+    end, by fault. `wrong`: what must not have been.
     """
 
     start: Callable[[], ServerProcess]
@@ -59,6 +60,7 @@ class Supervised:
     sample_s: float = 0.2
     rss: list[list[tuple[int, int]]] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
+    ends: dict[str, float] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     slow_calls: int = 0
     turns: int = 0
@@ -67,6 +69,7 @@ class Supervised:
     _threads: list[threading.Thread] = field(default_factory=list)
     _stopping: bool = False
     _expected: str | None = None
+    _struck_s: float = 0.0
     _restarted: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> Self:
@@ -113,6 +116,8 @@ class Supervised:
 
     def _replace(self) -> None:
         code, kind = self.server.process.returncode, self._expected
+        if kind is not None:
+            self.ends[kind] = max(self.ends.get(kind, 0.0), round(time.monotonic() - self._struck_s, 1))
         if kind is None:
             self.wrong.append(f"the server ended by itself with {code}")
         elif code != EXITS[kind]:
@@ -169,7 +174,7 @@ class Supervised:
 
     def _end(self, kind: str, how: Callable[[], object]) -> None:
         self._restarted.clear()
-        self._expected = kind
+        self._expected, self._struck_s = kind, time.monotonic()
         how()
         if not self._restarted.wait(_WAIT_S):
             self.wrong.append(f"{kind}: the server still runs after {_WAIT_S:g} s")

@@ -64,6 +64,7 @@ class Soak:
             "seed": self.seed,
             "answers": len(told),
             "faults": dict(sorted(server.done.items())),
+            "end_s": dict(sorted(server.ends.items())),
             "slow_fsyncs": server.slow_calls,
             "failures": dict(sorted(load.failures.items())),
             "starts": len(server.rss),
