@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^(\s*```[\w.+-]+) [^`\n]*$", re.MULTILINE)
+OUTPUT = re.compile(r"^```(?:console|text)\n.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)")
 LANGUAGES = {".py": "python", ".jsonl": "json", ".json": "json", ".toml": "toml"}
 
@@ -42,6 +44,19 @@ def source_page(name: str) -> str:
     return "\n".join(parts)
 
 
+def aligned(code: str) -> str:
+    """Lines of cells between tabs, as outputs are off a terminal, as columns; neighbours with tabs are one table."""
+    done: list[str] = []
+    for has_tabs, lines in groupby(code.split("\n"), key=lambda line: "\t" in line):
+        rows = [line.split("\t") for line in lines]
+        if has_tabs:
+            widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+            done += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=False)).rstrip() for row in rows]
+        else:
+            done += [row[0] for row in rows]
+    return "\n".join(done)
+
+
 def on_files(files: Files, config: Any) -> Files:
     """Adds a page for every file outside the site that a page links to."""
     named: set[str] = set()
@@ -54,11 +69,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fences keep their language alone; links out of the site lead to the pages of `on_files`."""
+    """Fences keep their language alone, outputs stand in columns; links out of the site lead to pages of `on_files`."""
     where = page.file.src_uri
 
     def inside(found: re.Match[str]) -> str:
         name = source_of(found.group(1), where)
         return posixpath.relpath(page_of(name), posixpath.dirname(where) or ".") if name else found.group(1)
 
-    return LINK.sub(inside, FENCE.sub(r"\1", markdown))
+    return LINK.sub(inside, OUTPUT.sub(lambda found: aligned(found.group()), FENCE.sub(r"\1", markdown)))

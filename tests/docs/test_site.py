@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from functools import cache
@@ -119,3 +120,9 @@ def test_the_configuration_is_offline() -> None:
     config = yaml.safe_load(text)
     assert config["theme"]["font"] is False
     assert not {"extra_javascript", "extra_css", "site_url", "repo_url"} & set(config)
+
+
+def test_outputs_stand_in_columns() -> None:
+    hooks = runpy.run_path(str(ROOT / "docs" / "site_hooks.py"))
+    shown = "$ kvtape sql L\na\tlong name\tb\n1\t2\t3\nchain digest 0"
+    assert hooks["aligned"](shown) == "$ kvtape sql L\na  long name  b\n1  2          3\nchain digest 0"
