@@ -10,6 +10,7 @@ from kvtape.planner.residency import RESIDENCY_OPS
 from kvtape.report.given.reading import Given
 from kvtape.report.given.shapes import FirstDivergence, Replay
 from kvtape.traces.reader import Log
+from kvtape.traces.schema import quoted_text
 
 __all__ = ["ReplayResult", "RunPair", "TargetResult", "replay_results", "run_pairs"]
 
@@ -146,7 +147,7 @@ def _pair(log: Log, one: str, other: str) -> RunPair:
 
 def _first_difference(log: Log, one: str, other: str) -> tuple[int, tuple[str, int | None, str | None, str] | None]:
     ops = ", ".join(f"'{op}'" for op in sorted(RESIDENCY_OPS))
-    runs = {"a": _text(one), "b": _text(other)}
+    runs = {"a": quoted_text(one), "b": quoted_text(other)}
     sides = ", ".join(
         f"""{side} AS (SELECT session_id, row_number() OVER (PARTITION BY session_id ORDER BY seq) AS n,
         {", ".join(f"{name}::VARCHAR AS {name}" for name in _SHOWN)} FROM events
@@ -172,9 +173,3 @@ def _told(row: tuple[str | None, ...]) -> tuple[str, int | None, str | None, str
         return session, at, op, "one run has no more events that change residency"
     pairs = zip(_HELD, mine[1:], its[1:], strict=True)
     return session, at, op, ", ".join(f"{name} {a} / {b}" for name, a, b in pairs if a != b)
-
-
-def _text(value: str) -> str:
-    """As an SQL literal: a log's own run ids."""
-    escaped = value.replace("'", "''")
-    return f"'{escaped}'"

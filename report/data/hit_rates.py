@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from kvtape.planner.blocks import DEFAULT_BLOCK
 from kvtape.report.given.reading import Given
 from kvtape.report.given.shapes import Curve
 from kvtape.sim.blocks.errors import CurveError
@@ -18,6 +19,7 @@ from kvtape.sim.blocks.policies.registry import choose_policy
 from kvtape.sim.blocks.rules import rules_named
 from kvtape.sim.blocks.sweep import sweep
 from kvtape.traces.reader import Log
+from kvtape.traces.schema import quoted_text
 
 __all__ = ["BOUND", "MOST_ACCESSES", "HitRates", "NoHitRates", "PolicyCurve", "given_hit_rates", "hit_rates_of"]
 
@@ -79,12 +81,13 @@ def given_hit_rates(given: Given) -> tuple[HitRates, ...]:
 
 def hit_rates_of(log: Log, run_id: str) -> HitRates | NoHitRates:
     """Those of a run's own prompts. Raises LogUnreadable."""
+    asked = _asked(log, run_id)
+    if asked > MOST_ACCESSES:
+        return NoHitRates(
+            f"its prompts ask for about {asked:,} blocks, more than a report computes with", too_many=True
+        )
     try:
         trace = read_log(log, run_id)
-        if trace.n_accesses > MOST_ACCESSES:
-            return NoHitRates(
-                f"its prompts ask for {trace.n_accesses:,} blocks, more than a report computes with", True
-            )
         found = sweep(trace, rules_named("kvtape"), [choose_policy(name) for name in _COMPUTED])
     except CurveError as err:
         return NoHitRates(str(err).replace(str(log.path), log.path.name))  # the page does not say where it was made
@@ -101,6 +104,15 @@ def hit_rates_of(log: Log, run_id: str) -> HitRates | NoHitRates:
         block_tokens=trace.block_tokens,
         above_bound=_above(curves),
     )
+
+
+def _asked(log: Log, run_id: str) -> int:
+    """Blocks that the prompts of a run ask for, counted before any is read; prompts behind others count whole."""
+    run = f"run_id = {quoted_text(run_id)}"
+    sizes = f"coalesce((SELECT min(block_tokens) FROM tokens WHERE {run}), {DEFAULT_BLOCK})"
+    tokens = "n_tokens + CASE WHEN reason = 'suffix' THEN start ELSE 0 END"
+    query = f"SELECT coalesce(sum(ceil(({tokens}) / {sizes})), 0)::BIGINT FROM events WHERE {run} AND op = 'prompt'"
+    return int(log.sql(query)[1][0][0])
 
 
 def _given(name: str, said: Curve) -> HitRates:
