@@ -23,7 +23,11 @@ def report(
     ] = None,
     results: Annotated[
         list[Path] | None,
-        typer.Option("--with", metavar="F.json", help="Results of another verb (--json) to show too; repeatable."),
+        typer.Option(
+            "--with",
+            metavar="F.json|DIR",
+            help="Results of replay, whatif, curve and others (--json), or a folder of them; repeatable.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -33,14 +37,16 @@ def report(
 
     \b
     Example:
-      kvtape report demo-out/demo.duckdb --with demo-out/whatif.json --out report.html
+      kvtape report demo-out/demo.duckdb --with demo-out --out report.html
     """
     from kvtape.cli.logs import opened
-    from kvtape.cli.output import Section, emit
+    from kvtape.cli.output import Section, emit, note
     from kvtape.report.write import write_report
 
     with opened(log) as tape:
         written = write_report(tape, out, runs=runs or (), sessions=session or (), results=results or ())
+    for text in written.left_out:
+        note(f"kvtape: not in the report: {text}")
     body = {"out": str(written.path), "bytes": written.size, "sessions": written.sessions}
     line = f"{written.path}: {written.size / 2**20:.2f} MiB; open it in any browser, it needs no network"
     emit("report", body, [Section(line, (), ())], as_json=as_json)

@@ -20,11 +20,12 @@ _LEAD = "What a language model's KV cache held, event by event, what that cost, 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """`size`: bytes of the file. `sessions`: how many are shown."""
+    """`size`: bytes of the file. `sessions`: how many are shown. `left_out`: files of folders, with the reason."""
 
     path: Path
     size: int
     sessions: int
+    left_out: tuple[str, ...] = ()
 
 
 def report_html(sources: Sources) -> str:
@@ -44,12 +45,13 @@ def write_report(
 ) -> Written:
     """Write the report of an open log to `out`, whole or not at all.
 
-    Raises NoSuchRow for a run or session that is not there, or a log without runs; OSError, which names `out`.
+    Raises NoSuchRow for a run or session that is not there, or a log without runs; UsageError for a file of `results`
+    that is none, or of another log; OSError, which names `out`.
     """
     sources = choose(log, runs, sessions, results)
     html = report_html(sources)
     write_whole(out, html)
-    return Written(out, len(html.encode()), len(sources.sessions))
+    return Written(out, len(html.encode()), len(sources.sessions), sources.given.left_out)
 
 
 def _facts(sources: Sources) -> tuple[tuple[str, str], ...]:
