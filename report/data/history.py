@@ -62,13 +62,15 @@ def history(columns: EventColumns, *, sink: int = 0, recent: int = 0) -> History
     resident = np.where(computed, lengths, 0) - np.where(evicted, lengths, 0)
     cold = np.zeros(len(columns), dtype=np.int64)
     found = Changes()
-    before = ResidencyState()
+    before, held = ResidencyState(), _NOTHING
     for first, _, after in folded_runs(columns):
         if moving[first]:  # never folded as one with others
+            was = _held(before, held)
+            held = _held(after, was)
             tape[first] = after.tape_length
             resident[first] = after.resident_tokens - before.resident_tokens
-            cold[first] = after.cold_ranges.n_tokens - before.cold_ranges.n_tokens
-            _differences(found, first, before, after)
+            cold[first] = held.cold.n_tokens - was.cold.n_tokens
+            _differences(found, first, was, held)
         before = after
     for rows, state in ((np.flatnonzero(computed), RESIDENT), (np.flatnonzero(evicted), DROPPED)):
         found.add_many(columns.start[rows], columns.stop[rows], rows, state)
@@ -77,17 +79,41 @@ def history(columns: EventColumns, *, sink: int = 0, recent: int = 0) -> History
     return History(shapes, tape_length, np.cumsum(resident), np.cumsum(cold), before)
 
 
-def _differences(found: Changes, row: int, before: ResidencyState, after: ResidencyState) -> None:
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The sets of a state."""
+
+    state: ResidencyState
+    resident: RangeSet
+    cold: RangeSet
+    dropped: RangeSet
+
+
+_NOTHING = _Held(ResidencyState(), RangeSet(), RangeSet(), RangeSet())
+
+
+def _held(state: ResidencyState, last: _Held) -> _Held:
+    """The sets of a state; what it has in common with the last one is not built again, which is most of the time."""
+    if state is last.state:
+        return last
+    resident = last.resident if state.layout is last.state.layout else state.resident
+    cold = last.cold if state.cold is last.state.cold else state.cold_ranges
+    return _Held(state, resident, cold, RangeSet([(0, state.tape_length)]) - resident - cold)
+
+
+def _differences(found: Changes, row: int, before: _Held, after: _Held) -> None:
     """What one event changed: positions that are in a set after it and were not before."""
+    length, longest = after.state.tape_length, max(before.state.tape_length, after.state.tape_length)
     pairs = (
         (RESIDENT, before.resident, after.resident),
-        (COLD, before.cold_ranges, after.cold_ranges),
+        (COLD, before.cold, after.cold),
         (DROPPED, before.dropped, after.dropped),
-        (NOT_YET, RangeSet([(0, after.tape_length)]), RangeSet([(0, max(before.tape_length, after.tape_length))])),
+        (NOT_YET, RangeSet([(0, length)]), RangeSet([(0, longest)])),
     )
     for state, was, now in pairs:
-        for start, stop in (now - was).as_pairs():
-            found.add(start, stop, row, state)
+        if now is not was:
+            for start, stop in (now - was).as_pairs():
+                found.add(start, stop, row, state)
 
 
 def _recent_changes(tape_length: Ints, recent: int) -> Changes:
