@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from kvtape.backends.proofs.store import shipped_rows
+from kvtape.cli.app import app
 from kvtape.eval.gate.report import body_of
 from kvtape.sim.whatif.rows import FIGURES
 from support.command import kvtape
@@ -21,6 +23,22 @@ from support.repository import ROOT
 PAGE = ROOT / "docs" / "metrics.md"
 SEALED = {"schema", "kvtape_version", "digest", "digest_kind"}
 HEADER = "| key | what | formula | unit |"
+
+
+NO_FIGURES = {
+    "demo": "runs the others",
+    "diff": "says whether, and where",
+    "doctor": "says what works",
+    "ffn-server": "serves",
+    "models": "lists names",
+    "redact": "copies a log",
+    "repair": "mends a log",
+    "report": "shows what others say",
+    "serve": "serves; its metrics are in docs/http-api.md",
+    "sql": "says what was asked; columns are in docs/log-schema.md",
+}
+OF_SECTIONS = {"certify", "eval", "export", "gate", "import", "merge", "record", "tune", "verify", "whatif"}
+"""Verbs whose keys are in sections that other tests of this file hold."""
 
 
 @cache
@@ -96,6 +114,8 @@ REPORTS: dict[str, tuple[str, Callable[[dict[str, Any]], set[str]]]] = {
         "bench --model M.gguf --engine tq4 --prompts 1 --prompt-tokens 8 --steps 2",
         lambda b: keys(b["rows"]),
     ),
+    "One run of a KV engine": ("run --model M.gguf --prompt hello --steps 2", lambda b: set(b) - SEALED),
+    "A recording, watched": ("top recorded.duckdb", lambda b: keys(b["sessions"])),
     "Counters of a session": ("show recorded.duckdb", lambda b: keys(s["counters"] for s in b["sessions"])),
     "A decision": ("explain recorded.duckdb 4", lambda b: set(b["decision"])),
 }
@@ -105,6 +125,12 @@ REPORTS: dict[str, tuple[str, Callable[[dict[str, Any]], set[str]]]] = {
 def test_every_key_of_a_report_is_explained_and_no_other(title: str, here: Path) -> None:
     command, of = REPORTS[title]
     assert set(sections()[title]) == of(said(here, command)), f"docs/metrics.md, {title}"
+
+
+def test_every_verb_has_its_figures_explained_or_none() -> None:
+    held = {command.split()[0] for command, _ in REPORTS.values()} | OF_SECTIONS
+    assert held | set(NO_FIGURES) == set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert not held & set(NO_FIGURES)
 
 
 def test_a_point_has_the_figures_of_its_turns_and_its_own(here: Path) -> None:
@@ -136,6 +162,12 @@ def test_keys_of_proofs_are_explained() -> None:
     assert gated == {*sections()["The gate"]}
 
 
+def test_keys_of_the_comparison_that_is_shipped_are_explained() -> None:
+    """The rows behind docs/continuous-batching.md; running it takes a server's pipeline and minutes."""
+    runs = json.loads((ROOT / "docs" / "continuous-batching.json").read_text(encoding="utf-8"))
+    assert {*sections()["Beside continuous batching"]} == keys(runs["folder"]["rows"])
+
+
 def test_every_table_has_the_columns_that_the_page_promises() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text.count(HEADER) == len(sections()) == text.count("\n| key |")
@@ -147,7 +179,7 @@ def test_every_table_has_the_columns_that_the_page_promises() -> None:
 
 
 def test_sources_that_the_page_names_are_there() -> None:
-    for name in re.findall(r"`((?:sim|eval|replay|planner|capacity)(?:\.\w+)+)`", PAGE.read_text(encoding="utf-8")):
+    for name in re.findall(r"`((?:cli|sim|eval|replay|planner|capacity)(?:\.\w+)+)`", PAGE.read_text(encoding="utf-8")):
         path = ROOT / name.replace(".", "/")
         named = path.is_dir() or path.with_suffix(".py").exists() or path.parent.with_suffix(".py").exists()
         assert named, name
