@@ -20,36 +20,14 @@ from kvtape.sim.fidelity import first_difference
 from kvtape.traces.reader import open_log
 from support.command import kvtape
 from support.forge import edit_log
-from support.recorded import record
-from support.tiny_gguf import write_tiny
+from support.report_results import RESULTS, write_results
 
-RESULTS = ("costs", "curve", "eval", "replay", "tune", "whatif")
 MakePanel = Callable[[Sources], Panel]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, L.duckdb recorded on it, and what every verb prints of that log with --json."""
-    here = tmp_path_factory.mktemp("results")
-    model = write_tiny(here / "tiny.gguf")
-    assert record(model, here / "L.duckdb", "--content", "--score-all").code == 0
-    assert kvtape("calibrate", here / "L.duckdb", "--out", here / "costs.json").code == 0
-    costs = ("--costs", here / "costs.json")
-    policies = ("--policy", "stream:sink=4", "--policy", "opt:sink=4,recent=8", "--budget", 96, "--budget", 128)
-    _printed(here, "whatif", here / "L.duckdb", *costs, *policies, "--policy", "none", "--seeds", 3)
-    asked = ("--policy", "stream:sink=4,recent=60", "--budget", 96, "--where", "peak_kv_bytes<=1B", "--trials", 4)
-    _printed(here, "tune", here / "L.duckdb", *costs, *asked, code=1)
-    _printed(here, "curve", here / "L.duckdb", "--warmup", 0)
-    _printed(here, "replay", here / "L.duckdb", "--model", model, "--on", "llama")
-    needle = ("--tokens", 400, "--seeds", "0:2", "--policy", "stream", "--budget", 96)
-    _printed(here, "eval", "--model", model, "--backend", "llama", *needle)
-    return here
-
-
-def _printed(here: Path, verb: str, *args: object, code: int = 0) -> None:
-    ran = kvtape(verb, *args, "--json")
-    assert ran.code == code, ran.err
-    (here / f"{verb}.json").write_text(ran.out, encoding="utf-8")
+    return write_results(tmp_path_factory.mktemp("results"))
 
 
 def said(folder: Path, verb: str) -> Any:
