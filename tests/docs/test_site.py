@@ -15,6 +15,7 @@ import pytest
 import yaml
 from pymdownx.slugs import slugify
 
+from support.browser import running_browser
 from support.pages import PARSER
 from support.repository import ROOT, tracked_files
 
@@ -48,9 +49,13 @@ class Elements(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Elements]:
-    """Every page of the built site, by its path."""
-    folder = tmp_path_factory.mktemp("site") / "site"
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("site") / "site"
+
+
+@pytest.fixture(scope="module")
+def site(folder: Path) -> dict[str, Elements]:
+    """Every page of the site, built into `folder`, by its path."""
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -126,3 +131,20 @@ def test_outputs_stand_in_columns() -> None:
     hooks = runpy.run_path(str(ROOT / "docs" / "site_hooks.py"))
     shown = "$ kvtape sql L\na\tlong name\tb\n1\t2\t3\nchain digest 0"
     assert hooks["aligned"](shown) == "$ kvtape sql L\na  long name  b\n1  2          3\nchain digest 0"
+
+
+def test_a_reader_finds_a_page_from_the_disk(site: dict[str, Elements], folder: Path) -> None:
+    """In the system's browser, offline: the search answers, nothing goes wrong, and nothing leaves the disk."""
+    with running_browser() as browser, browser.new_context(offline=True) as context:
+        page = context.new_page()
+        wrong: list[str] = []
+        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda asked: wrong.append(asked.url) if not asked.url.startswith("file:") else None)
+        page.goto((folder / "index.html").as_uri())
+        page.click("input.md-search__input")
+        page.keyboard.type("prefilled again")
+        page.wait_for_selector(".md-search-result__item a")
+        found = [link.get_attribute("href") or "" for link in page.query_selector_all(".md-search-result__item a")]
+        assert any("faq.html" in link for link in found[:6]), found
+        assert wrong == []
