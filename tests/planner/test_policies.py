@@ -398,7 +398,9 @@ def test_nonsense_is_named(function: Any, error: type[KeepRejected], message: st
 def test_a_module_that_cannot_be_imported_is_a_bad_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_policy.py").write_text("1 / 0\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SpecError, match=r"importing 'broken_policy' failed: ZeroDivisionError: division by zero; mend it"):
+    with pytest.raises(
+        SpecError, match=r"importing 'broken_policy' failed: ZeroDivisionError: division by zero; mend it"
+    ):
         parse_policy("broken_policy:keep,budget=4")
 
 

@@ -204,5 +204,7 @@ def test_what_is_no_policy_is_refused(text: str, message: str) -> None:
 def test_a_class_whose_module_fails_is_a_bad_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_cache.py").write_text("1 / 0\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SpecError, match=r"importing 'broken_cache' failed: ZeroDivisionError: division by zero; mend it"):
+    with pytest.raises(
+        SpecError, match=r"importing 'broken_cache' failed: ZeroDivisionError: division by zero; mend it"
+    ):
         choose_policy("broken_cache:Mine")
