@@ -22,7 +22,7 @@ from support.tiny_gguf import write_tiny
 
 __all__ = ["REAL_MODEL", "PageFailed", "prepare", "refilled", "run_block", "run_command", "write_model_and_text"]
 
-REAL_MODEL = frozenset({"docs/capture.md", "docs/tutorial.md"})
+REAL_MODEL = frozenset({"README.md", "docs/capture.md", "docs/tutorial.md"})
 """Pages whose commands without `--model` run on the demo model itself; on others a tiny one stands for it."""
 
 TINY = "M.gguf"
