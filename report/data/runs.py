@@ -41,6 +41,7 @@ _COSTS = """
 SELECT run_id, sum(computed_tokens)::BIGINT AS computed, sum(elapsed_ns)::BIGINT AS elapsed_ns FROM costs
 GROUP BY run_id
 """
+_PROMPTS = "SELECT run_id, sum(n_tokens)::BIGINT AS tokens FROM events WHERE op = 'prompt' GROUP BY run_id"
 _PEAKS = """
 SELECT run_id, max(resident_tokens)::BIGINT AS peak_resident, max(kv_bytes)::BIGINT AS peak_kv FROM events
 GROUP BY run_id
@@ -88,7 +89,7 @@ def run_costs(log: Log, run_ids: Sequence[str]) -> tuple[RunCost, ...]:
     turns, costs, peaks = (_by_run(log, query) for query in (_TURNS, _COSTS, _PEAKS))
     found = [{**turns.get(r, {}), **costs.get(r, {}), **peaks.get(r, {})} for r in run_ids]
     default = turns.get(log.default_run().run_id, {})
-    bound = _least_computed(log, default.get("offered"))
+    bound = _least_computed(log)
     peers: dict[tuple[str, Any], list[int]] = {}
     for i, run_id in enumerate(run_ids):
         workload = found[i].get("workload")
@@ -106,9 +107,10 @@ def run_costs(log: Log, run_ids: Sequence[str]) -> tuple[RunCost, ...]:
     )
 
 
-def _least_computed(log: Log, offered: int | None) -> int | None:
+def _least_computed(log: Log) -> int | None:
     """Of the default run. None where its prompts cannot be read, or are too long."""
-    if offered is None or offered > MOST_TOKENS:
+    prompts = _by_run(log, _PROMPTS).get(log.default_run().run_id)
+    if prompts is None or prompts["tokens"] > MOST_TOKENS:
         return None
     try:
         return sum(least_prefilled(script) for script in read_scripts(log))
