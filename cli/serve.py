@@ -27,6 +27,9 @@ __all__ = ["WRITE_LATENCY_S", "serve"]
 _CONTEXT = 4096
 """Tokens of a slot where neither --n-ctx nor --memory says."""
 
+_CHUNK = 128
+"""Tokens of a prompt between which others have their turn: as fast as larger pieces are, and a short wait."""
+
 WRITE_LATENCY_S = 3.0
 """Seconds that events of a turn wait to be written together, in one transaction mostly; its end writes at once."""
 
@@ -82,7 +85,7 @@ def serve(
         typer.Option("--idle", metavar="S", min=0.0, help="Close a conversation that waited S seconds; 0: never."),
     ] = 0.0,
     threads: Threads = 1,
-    chunk: Chunk = 512,
+    chunk: Chunk = _CHUNK,
     kv_type: KvType = None,
     flash: Flash = None,
     uncertified: Uncertified = False,
