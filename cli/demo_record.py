@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvtape.backends.protocol import Engine, SessionConfig
+    from kvtape.backends.protocol import Engine, EventSink, SessionConfig
     from kvtape.cli.demo_script import Material, SessionPlan
     from kvtape.traces.recorder import Recorder
 
@@ -64,13 +64,16 @@ def _sessions(
 ) -> tuple[int, ...]:
     from kvtape.cli.demo_script import ESSAY, NOTES, play_essay, play_notes
     from kvtape.cli.output import note
+    from kvtape.cli.progress import WatchedSink, progress
 
     def tell(text: str) -> None:
         note(f"    {text}")
 
-    essay, _ = _open(engine, ESSAY, recorder, run_id, base)
-    with essay:
-        said = play_essay(essay, material, tell)
+    with progress("the essay") as shown:
+        sink = WatchedSink(recorder, shown, len(material.essay))
+        essay, _ = _open(engine, ESSAY, sink, run_id, base)
+        with essay:
+            said = play_essay(essay, material, tell)
     notes, backend = _open(engine, NOTES, recorder, run_id, base, dense=True)
     with notes:
         fatal = play_notes(notes, material, backend.abort_next, tell)
@@ -79,7 +82,7 @@ def _sessions(
 
 
 def _open(
-    engine: Engine, plan: SessionPlan, recorder: Recorder, run_id: str, base: SessionConfig, *, dense: bool = False
+    engine: Engine, plan: SessionPlan, recorder: EventSink, run_id: str, base: SessionConfig, *, dense: bool = False
 ) -> tuple[Any, Any]:
     """The session and its backend; with `dense` what every token attends to is measured beside it."""
     from dataclasses import replace
