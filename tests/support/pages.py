@@ -23,7 +23,7 @@ from support.repository import tracked_files
 __all__ = ["NOT_RUN", "PAGES", "PARSER", "RUN_ELSEWHERE", "Block", "Step", "alike", "blocks", "commands", "steps"]
 
 NOT_RUN = {
-    "slow": "takes some seconds on the demo model: `make docs` runs it, the suite does not",
+    "slow": "takes some seconds: `make docs` runs it, the suite does not",
     "yours": "needs a file or a model of the reader's own",
     "server": "needs a server beside it; pages of servers have tests of their own",
     "minutes": "takes minutes on the demo model",
