@@ -46,7 +46,7 @@ def between_backends(story: Story, targets: Sequence[Target], runs: Sequence[Ses
 def session_numbers(references: References, gate: Gate, story: int, target: Target, run: SessionRun) -> SessionNumbers:
     """The logits that a run reached against the reference of its way.
 
-    Where they are outside of the gate's limits, what rounding alone does there is computed too.
+    Where they alone are outside of the gate's limits, what rounding does there is computed too.
     """
     if not run.logits:
         return SessionNumbers(None, None)
@@ -56,7 +56,7 @@ def session_numbers(references: References, gate: Gate, story: int, target: Targ
     engine = np.stack([run.logits[place] for place in places])
     worst = int(kl_nats(reference, engine).argmax())
     agreement, rounding = compare_logits(reference, engine), None
-    if not gate.passes(agreement) and target.engine in ROUND_TO_MULTIPLY:
+    if run.divergence is None and not gate.passes(agreement) and target.engine in ROUND_TO_MULTIPLY:
         rounding = merge(compare_logits(reference, rounded) for rounded in references.rounded(*at))
     return SessionNumbers(agreement, places[worst][0], rounding)
 

@@ -105,6 +105,7 @@ def test_a_fault_in_the_cache_is_no_matter_of_rounding(packed: Path, fault: str)
     assert report.first_divergence is not None
     assert report.first_divergence.op in ("evict", "shift")
     assert report.first_divergence.finding.what.startswith("witness: ")
+    assert report.backends[0].roundings == (None,), "nobody asks how far numbers are from right that are of wrong rows"
 
 
 class _StaleLogits(Faultless):
