@@ -14,6 +14,7 @@ from kvtape.report.figures.policies import policies_panel
 from kvtape.report.figures.proofs import proofs_panel
 from kvtape.report.figures.rules import rules_panel
 from kvtape.report.panel import Panel, Table
+from kvtape.report.panels import make_panels
 from kvtape.report.sources import Sources, choose
 from kvtape.sim.blocks.from_log import read_log
 from kvtape.sim.fidelity import first_difference
@@ -55,6 +56,23 @@ def test_with_every_result_no_command_is_missing_that_was_run(make: MakePanel, f
     commands = " ".join(missing.command for missing in panel.missing)
     assert not any(f"kvtape {verb}" in commands for verb in ("whatif", "replay", "curve", "eval", "calibrate"))
     assert all(t.rows for t in panel.tables)
+
+
+def test_all_eight_panels_have_something_to_show_of_a_log_with_its_results(folder: Path) -> None:
+    with open_log(folder / "L.duckdb") as tape:
+        panels = make_panels(choose(tape, results=[folder / f"{name}.json" for name in RESULTS]))
+    assert [panel.id for panel in panels][4:] == ["policies", "equality", "proofs", "rules"]
+    assert len(panels) == 8
+    assert all(panel.figures or panel.tables for panel in panels)
+
+
+def test_trials_of_a_log_come_to_what_the_evaluation_printed(folder: Path) -> None:
+    from_log = table(made(policies_panel, folder, log="E.duckdb"), "Evaluations")
+    printed = table(made(policies_panel, folder, "eval"), "Evaluations")
+    for name in ("policy", "budget (tokens)", "region", "n", "task"):
+        assert column(from_log, name) == column(printed, name)
+    for name in ("recall", "recall, low", "recall, high"):
+        assert column(from_log, name) == pytest.approx(column(printed, name), abs=1e-6)
 
 
 @pytest.mark.parametrize("make", [policies_panel, equality_panel, proofs_panel])

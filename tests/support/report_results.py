@@ -14,7 +14,7 @@ RESULTS = ("costs", "curve", "eval", "replay", "tune", "whatif")
 
 
 def write_results(folder: Path) -> Path:
-    """A tiny model, L.duckdb recorded on it, and NAME.json of `RESULTS`; gives the folder."""
+    """A tiny model, L.duckdb recorded on it, NAME.json of `RESULTS`, E.duckdb of the evaluation; gives the folder."""
     model, log = write_tiny(folder / "tiny.gguf"), folder / "L.duckdb"
     assert record(model, log, "--content", "--score-all").code == 0
     assert kvtape("calibrate", log, "--out", folder / "costs.json").code == 0
@@ -26,7 +26,7 @@ def write_results(folder: Path) -> Path:
     _printed(folder, "curve", log, "--warmup", 0)
     _printed(folder, "replay", log, "--model", model, "--on", "llama")
     needle = ("--tokens", 400, "--seeds", "0:2", "--policy", "stream", "--budget", 96)
-    _printed(folder, "eval", "--model", model, "--backend", "llama", *needle)
+    _printed(folder, "eval", "--model", model, "--backend", "llama", *needle, "--log", folder / "E.duckdb")
     return folder
 
 
