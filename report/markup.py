@@ -60,7 +60,7 @@ def table_html(table: Table, *, rows_named: bool = True) -> str:
 def _row(row: tuple[Cell, ...], numeric: list[bool], rows_named: bool) -> str:
     cells = []
     for i, value in enumerate(row):
-        kind = "unknown" if value is None else "number" if numeric[i] else "text"
+        kind = ("number" if numeric[i] else "text") + (" unknown" if value is None else "")
         tag = 'th scope="row"' if rows_named and not i else "td"
         cells.append(f"<{tag}{_class(kind)}>{text(cell_text(value))}</{tag[:2]}>")
     return "".join(cells)

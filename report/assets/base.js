@@ -29,6 +29,7 @@ function short(value) {
 
 function duration(ns) {
   if (ns < 0) return "not measured";
+  if (ns === 0) return "0 s";
   const [unit, size] = ns >= 1e9 ? ["s", 1e9] : ns >= 1e6 ? ["ms", 1e6] : ns >= 1e3 ? ["µs", 1e3] : ["ns", 1];
   return short(ns / size) + " " + unit;
 }

@@ -5,7 +5,7 @@
 
 class Frame {
   constructor(stage, spec) {
-    Object.assign(this, { stage, spec, left: 64, top: 10, bottom: 40, right: 12 });
+    Object.assign(this, { stage, spec, left: 64, top: 10, bottom: 40, right: 30 });
     this.home = { x: [spec.x.low, spec.x.high], y: [spec.y.low, spec.y.high] };
     this.window = { x: [...this.home.x], y: [...this.home.y] };
     this.pointer = null;
@@ -187,7 +187,9 @@ class Frame {
   draw() {
     const full = this.box.clientWidth, height = this.spec.height;
     if (!full) return;
-    this.left = full < 480 ? 52 : 64;
+    // Room for the longest number on the y axis, and for the axis' name beside it.
+    const digits = Math.max(...this.ticksOf("y", Math.max(2, (height - this.top - this.bottom) / 40)).map((v) => this.label("y", v).length), 1);
+    this.left = Math.round(28 + 7 * digits);
     this.width = full - this.left - this.right;
     this.height = height - this.top - this.bottom;
     this.ratio = Math.min(2, window.devicePixelRatio || 1);

@@ -50,10 +50,12 @@ function cells([one, xs, ys, xys], { dx, nx, dy, ny }) {
   return found;
 }
 
-// The state with the most pairs of every cell; of equal ones the one that is rarer in the list's order.
-function majority(counts, grid, nColumns, nPositions) {
+// The state that a cell is coloured by: the one with the most pairs, of equal ones the one named last. With `kept` a cell
+// in which anything is resident or cold shows the most frequent of those states, however much of it is gone.
+function majority(counts, grid, nColumns, nPositions, kept) {
   const { x0, dx, nx, y0, dy, ny } = grid;
   const best = new Uint8Array(nx * ny);
+  const gone = counts.length - 1;
   for (let j = 0; j < ny; j++) {
     const tall = Math.max(0, Math.min(dy, nPositions - y0 - j * dy));
     for (let i = 0; i < nx; i++) {
@@ -63,9 +65,9 @@ function majority(counts, grid, nColumns, nPositions) {
       for (let s = 1; s < counts.length; s++) {
         const n = counts[s] ? counts[s][at] : 0;
         left -= n;
-        if (n && n >= most) { most = n; state = s; }
+        if (n && n >= most && !(kept && s === gone && state)) { most = n; state = s; }
       }
-      best[at] = left > most ? 0 : state;
+      best[at] = left > most && !(kept && state && state !== gone) ? 0 : state;
     }
   }
   return best;

@@ -4,7 +4,7 @@ const STATE_COLOURS = ["none", "resident", "recent", "sink", "cold", "dropped"];
 
 function residencyMap(stage, data, title, describedby) {
   const figure = { byEvent: true };
-  let session = null, grid = null, counts = null;
+  let session = null, grid = null, counts = null, kept = false;
 
   // Cells of whole events and positions, about two pixels wide and tall at least, aligned so that they stay in place.
   function cellsOf(frame) {
@@ -22,7 +22,7 @@ function residencyMap(stage, data, title, describedby) {
   function paint(frame) {
     grid = cellsOf(frame);
     counts = counted(session.shapes, grid, STATE_COLOURS.length);
-    const best = majority(counts, grid, session.about.columns, session.about.tape);
+    const best = majority(counts, grid, session.about.columns, session.about.tape, kept);
     const rgb = STATE_COLOURS.map((name) => colour(name).match(/[0-9a-f]{2}/gi).map((h) => parseInt(h, 16)));
     const image = new ImageData(grid.nx, grid.ny);
     for (let j = 0; j < grid.ny; j++) {
@@ -44,7 +44,7 @@ function residencyMap(stage, data, title, describedby) {
     const x = frame.px(grid.x0), y = frame.py(grid.y0 + grid.ny * grid.dy);
     pen.drawImage(small, x, y, frame.px(grid.x0 + grid.nx * grid.dx) - x, frame.py(grid.y0) - y);
     const cell = `${grouped(grid.dx * session.about.every)} event${grid.dx * session.about.every > 1 ? "s" : ""}`;
-    note.textContent = `Each cell is ${cell} by ${grouped(grid.dy)} tape position${grid.dy > 1 ? "s" : ""}, in the colour of most of its pairs.`;
+    note.textContent = `Each cell is ${cell} by ${grouped(grid.dy)} tape position${grid.dy > 1 ? "s" : ""}, in the colour of ${kept ? "what is kept in it, however little, else of" : ""} most of its pairs.`.replace("  ", " ");
   }
 
   function read(frame, x, y) {
@@ -64,9 +64,17 @@ function residencyMap(stage, data, title, describedby) {
   }
 
   const note = element("p", { class: "note" });
+  const choice = element("select", { id: `${describedby}-cells` },
+    element("option", { value: "most" }, "the state of most pairs"),
+    element("option", { value: "kept" }, "what is kept, if anything is"));
+  choice.addEventListener("change", () => { kept = choice.value === "kept"; figure.frame.draw(); });
+  const chooser = element("div", { class: "controls" }, element("label", { for: choice.id }, "A cell shows"), choice);
   const legend = element("ul", { class: "legend", "aria-label": "Colours of the map" });
   figure.show = (next) => {
     session = next;
+    // On a tape many times longer than the cache the majority is gone in nearly every cell.
+    kept = next.about.tape > 8 * next.events.resident.reduce((m, v) => Math.max(m, v), 1);
+    choice.value = kept ? "kept" : "most";
     const x = [0, next.about.columns], y = [0, Math.max(1, next.about.tape)];
     if (figure.frame) {
       figure.frame.spec.x.format = eventNumber;
@@ -79,7 +87,7 @@ function residencyMap(stage, data, title, describedby) {
       looked: (w) => sessions.looked(figure, w),
       hint: "Point at a cell, or focus the map and use the arrow keys. Drag a box or turn the wheel over the focused map to zoom; + and - zoom, Shift with arrows moves, 0 resets.",
     });
-    stage.append(legend, note);
+    stage.append(legend, chooser, note);
     STATE_COLOURS.forEach((name, s) => legend.append(element("li", {}, swatch(name), sessions.about.states[s])));
   };
   const eventNumber = (v) => grouped(v * session.about.every);

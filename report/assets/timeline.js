@@ -79,7 +79,7 @@ function timeline(stage, data, title, describedby) {
     const names = LANES.map(([name]) => name).reverse();
     if (figure.frame) return figure.frame.rehome(x, y);
     figure.frame = new Frame(stage, {
-      title, describedby, height: 260, paint, read,
+      title, describedby, height: 260, raster: true, paint, read,
       x: { text: "time since the session opened", low: x[0], high: x[1], format: duration, least: 10 },
       y: { text: "", low: y[0], high: y[1], names },
       hint: "Point at a lane, or focus the figure and use the arrow keys.",

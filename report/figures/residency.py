@@ -18,8 +18,9 @@ __all__ = ["residency_panel"]
 _LEAD = (
     "Every token ever fed or generated has a position on the tape, from bottom to top; events go from left to right. "
     "A cell of the map stands for a range of positions and a range of events, and has the colour of the state that "
-    "most of its (position, event) pairs are in; zooming in counts again from the exact states, up to one position "
-    "and one event. Point at a cell for its counts and for what happened at the event."
+    "most of its (position, event) pairs are in; where the tape is many times longer than the cache, of what is kept "
+    "in it. Zooming in counts again from the exact states, up to one position and one event. Point at a cell for its "
+    "counts and for what happened at the event."
 )
 
 

@@ -77,4 +77,4 @@ def _summary(view: SessionView, found: Sequence[Cost]) -> str:
         by_op[c.op] = by_op.get(c.op, 0) + (c.elapsed_ns or 0)
     most = sorted(by_op.items(), key=lambda pair: (-pair[1], pair[0]))[:3]
     parts = ", ".join(f"{op} {ns / total:.0%}" for op, ns in most if ns)
-    return f"Session {view.label}: operations took {total / 1e9:.3g} s in all; of that {parts}."
+    return f"Session {view.label}: operations took {total / 1e9:,.1f} s in all; of that {parts}."
