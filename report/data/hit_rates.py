@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+import numpy as np
+
 from kvtape.planner.blocks import DEFAULT_BLOCK
 from kvtape.report.given.reading import Given
 from kvtape.report.given.shapes import Curve
@@ -21,10 +23,21 @@ from kvtape.sim.blocks.sweep import sweep
 from kvtape.traces.reader import Log
 from kvtape.traces.schema import quoted_text
 
-__all__ = ["BOUND", "MOST_ACCESSES", "HitRates", "NoHitRates", "PolicyCurve", "given_hit_rates", "hit_rates_of"]
+__all__ = [
+    "BOUND",
+    "MOST_ACCESSES",
+    "MOST_BUDGETS",
+    "HitRates",
+    "NoHitRates",
+    "PolicyCurve",
+    "given_hit_rates",
+    "hit_rates_of",
+]
 
 BOUND: Final = "opt"
 MOST_ACCESSES: Final = 300_000
+MOST_BUDGETS: Final = 200
+"""Of a policy with more, so many are kept: the least, the most, and between them ever fewer, as a logarithm goes."""
 _COMPUTED: Final = ("fifo", "lru", BOUND)
 
 
@@ -39,11 +52,12 @@ class _Row(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PolicyCurve:
-    """One policy: `hit_rates` (shares) at `budgets` (blocks, ascending)."""
+    """One policy: `hit_rates` (shares) at `budgets` (blocks, ascending), which are some of `of_budgets`."""
 
     policy: str
     budgets: tuple[int, ...]
     hit_rates: tuple[float, ...]
+    of_budgets: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +149,15 @@ def _curves(rows: Iterable[_Row]) -> tuple[PolicyCurve, ...]:
     of: dict[str, dict[int, float]] = {}
     for row in rows:
         of.setdefault(row.policy, {})[row.budget_blocks] = row.hit_rate
-    return tuple(
-        PolicyCurve(policy, tuple(sorted(rates)), tuple(rates[b] for b in sorted(rates)))
-        for policy, rates in of.items()
-    )
+    return tuple(_curve(policy, rates) for policy, rates in of.items())
+
+
+def _curve(policy: str, rates: Mapping[int, float]) -> PolicyCurve:
+    budgets = sorted(rates)
+    if len(budgets) > MOST_BUDGETS:
+        places = np.unique(np.geomspace(1, len(budgets), MOST_BUDGETS).round().astype(int)) - 1
+        budgets = [budgets[i] for i in places.tolist()]
+    return PolicyCurve(policy, tuple(budgets), tuple(rates[b] for b in budgets), len(rates))
 
 
 def _above(curves: Sequence[PolicyCurve]) -> tuple[str, ...]:

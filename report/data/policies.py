@@ -12,7 +12,10 @@ from typing import Final
 from kvtape.report.given.reading import Given, Named
 from kvtape.report.given.shapes import SimulatedRow, Tune, Whatif
 
-__all__ = ["Comparison", "Figure", "Point", "Refused", "comparisons"]
+__all__ = ["MOST_POINTS", "Comparison", "Figure", "Point", "Refused", "comparisons"]
+
+MOST_POINTS: Final = 400
+"""Of a comparison with more, those on its front come first, then the others as they were given."""
 
 _BOUND_TOLERANCE: Final = 1e-9
 """Retained mass is rounded to nine digits."""
@@ -77,7 +80,8 @@ class Comparison:
     """Points over one workload and one cost model. `source`: the file; `draws`: of the arrivals, 1 as recorded.
 
     `objectives`: what the front is over, and which way is better. `verdict`: what a search found, None of a what-if.
-    `broken_bounds`: points beyond a bound, which cannot be: whoever made the file erred.
+    `left_out`: points, and those that cannot be, beyond the first `MOST_POINTS` of each. `broken_bounds`: points beyond
+    a bound, which cannot be: whoever made the file erred; of all points.
     """
 
     source: str
@@ -93,6 +97,7 @@ class Comparison:
     costs_digest: str
     verdict: str | None = None
     commands: tuple[str, ...] = ()
+    left_out: tuple[int, int] = (0, 0)
     broken_bounds: tuple[str, ...] = ()
 
 
@@ -107,12 +112,12 @@ def comparisons(given: Given) -> tuple[Comparison, ...]:
 
 
 def _whatif(named: Named[Whatif], said: Whatif, about: str) -> Comparison:
-    points = _points(said.rows)
+    points, refused = _points(said.rows), _refused(said.rows)
     return Comparison(
         source=named.name,
         about=about,
-        points=points,
-        refused=_refused(said.rows),
+        points=_first(points),
+        refused=refused[:MOST_POINTS],
         objectives=said.objectives,
         draws=said.seeds,
         seed=said.seed,
@@ -120,6 +125,7 @@ def _whatif(named: Named[Whatif], said: Whatif, about: str) -> Comparison:
         assumed=said.assumed,
         hypothetical=said.hypothetical,
         costs_digest=said.costs_digest,
+        left_out=_left_out(points, refused),
         broken_bounds=_broken(points),
     )
 
@@ -135,12 +141,12 @@ def _tune(named: Named[Tune]) -> Comparison:
         if said.feasible
         else f"nothing that was tried meets {wanted}; nearest: {found}"
     )
-    points = _points(said.rows)
+    points, refused = _points(said.rows), _refused(said.rows)
     return Comparison(
         source=named.name,
         about=f"a search, {len(said.trials)} trials of {said.choices} choices, {said.method}",
-        points=points,
-        refused=_refused(said.rows),
+        points=_first(points),
+        refused=refused[:MOST_POINTS],
         objectives={},
         draws=said.seeds,
         seed=said.seed,
@@ -150,6 +156,7 @@ def _tune(named: Named[Tune]) -> Comparison:
         costs_digest=said.costs_digest,
         verdict=verdict,
         commands=tuple((said.commands or {}).values()),
+        left_out=_left_out(points, refused),
         broken_bounds=_broken(points),
     )
 
@@ -160,6 +167,17 @@ def _points(rows: Sequence[SimulatedRow]) -> tuple[Point, ...]:
 
 def _refused(rows: Sequence[SimulatedRow]) -> tuple[Refused, ...]:
     return tuple(Refused(row.policy, row.budget, row.error) for row in rows if row.error is not None)
+
+
+def _first(points: Sequence[Point]) -> tuple[Point, ...]:
+    if len(points) <= MOST_POINTS:
+        return tuple(points)
+    return tuple([p for p in points if p.on_front] + [p for p in points if not p.on_front])[:MOST_POINTS]
+
+
+def _left_out(*several: Sequence[object]) -> tuple[int, int]:
+    points, refused = (max(0, len(some) - MOST_POINTS) for some in several)
+    return points, refused
 
 
 def _point(row: SimulatedRow) -> Point:

@@ -29,16 +29,17 @@ _PAIR_COLUMNS: Final = (
     *("first parts in", "at event (seq)", "operation", "what"),
 )
 _MOST_SESSIONS: Final = 200
+_MOST_PAIRS: Final = 50
 
 
 def equality_panel(sources: Sources) -> Panel:
     """Replays that were given, and runs of the log beside each other. Raises LogUnreadable."""
     found = replay_results(sources.given)
-    pairs = run_pairs(sources.log, [run.run_id for run in sources.runs])
+    pairs = run_pairs(sources.log, [run.run_id for run in sources.runs[: _MOST_PAIRS + 1]])
     figures = [f for n, replay in enumerate(found, 1) if (f := _kl(replay, f"equality-{n}")) is not None]
     tables = [table for replay in found for table in _tables(replay)]
     if pairs:
-        tables.append(_pairs(pairs))
+        tables.append(_pairs(pairs, len(sources.runs) - 1 - len(pairs)))
     missing = []
     if not found:
         command = repeated(sources.log.path.name, sources.sessions, (), ()).get("does an engine hold the same?")
@@ -135,7 +136,7 @@ def _checked(n: int) -> str:
     return f"{n} checkpoints"
 
 
-def _pairs(pairs: Iterable[RunPair]) -> Table:
+def _pairs(pairs: Iterable[RunPair], left_out: int) -> Table:
     rows = [
         (
             *(p.first_run, p.other_run, _pair_verdict(p), p.shared_sessions, p.lone_sessions, p.compared),
@@ -144,7 +145,7 @@ def _pairs(pairs: Iterable[RunPair]) -> Table:
         for p in pairs
     ]
     title = "Runs of this log, event by event that changes residency; from what they recorded, no memory was asked"
-    return Table(title, _PAIR_COLUMNS, rows)
+    return Table(title, _PAIR_COLUMNS, rows, left_out)
 
 
 def _pair_verdict(pair: RunPair) -> str:

@@ -39,6 +39,9 @@ def _figure(rates: HitRates, name: str, of: str) -> Figure:
         Series(c.policy, c.budgets, [100 * r for r in c.hit_rates], "dashed" if c.policy == BOUND else "line")
         for c in rates.curves
     )
+    most = max(rates.curves, key=lambda c: c.of_budgets)
+    thinned = len(most.budgets) < most.of_budgets
+    some = f" Drawn are {len(most.budgets):,} of {most.of_budgets:,} budgets." if thinned else ""
     weighting = f"{rates.rules.get('weighting', 'unknown')}s"
     return chart_figure(
         name,
@@ -46,7 +49,7 @@ def _figure(rates: HitRates, name: str, of: str) -> Figure:
         f"Share of the {rates.measured:,} {weighting} of {rates.measured_requests:,} measured prompts "
         f"({rates.requests:,} in all) that an earlier prompt had brought and the cache still held, by the number of "
         f"blocks of {rates.block_tokens} tokens that it holds for all sessions together. A cache without end comes to "
-        f"{100 * rates.ceiling:.2f} %; {BOUND} knows the future.",
+        f"{100 * rates.ceiling:.2f} %; {BOUND} knows the future.{some}",
         Chart(Axis("budget", "blocks", log=True), Axis("hit rate", "%"), series),
     )
 

@@ -98,11 +98,16 @@ def _cost_summary(found: Comparison, shown: Sequence[Point]) -> str:
         else "Arrivals as recorded, so there is no interval."
     )
     if not found.objectives:
-        return f"{len(shown)} points. {found.verdict or ''} {drawn}".strip()
+        return f"{_count(found, shown)}. {found.verdict or ''} {drawn}".strip()
     return (
-        f"{len(shown)} points, {len(on)} on the Pareto front over {len(found.objectives)} figures "
+        f"{_count(found, shown)}, {len(on)} on the Pareto front over {len(found.objectives)} figures "
         f"({', '.join(map(_figure_name, sorted(found.objectives)))}): {'; '.join(on) or 'none'}. {drawn}"
     )
+
+
+def _count(found: Comparison, shown: Sequence[Point]) -> str:
+    left = found.left_out[0]
+    return f"{len(shown)} points" + (f" ({left:,} more are left out)" if left else "")
 
 
 def _figure_name(name: str) -> str:

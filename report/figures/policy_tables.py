@@ -48,10 +48,12 @@ def policy_tables(found: Comparison) -> list[Table]:
     title = f"{found.source}, {found.about}{kind}; costs {found.costs_digest[:12]}"
     columns = _columns(found)
     shown = [tuple(of(p) for _, of in columns) for p in found.points]
-    tables = [Table(title, tuple(name for name, _ in columns), shown)]
+    tables = [Table(title, tuple(name for name, _ in columns), shown, found.left_out[0])]
     if found.refused:
         rows = [(r.policy, r.budget, r.why) for r in found.refused]
-        tables.append(Table(f"{found.source}: cannot be simulated", ("policy", "budget (tokens)", "why"), rows))
+        tables.append(
+            Table(f"{found.source}: cannot be simulated", ("policy", "budget (tokens)", "why"), rows, found.left_out[1])
+        )
     said: list[tuple[Cell, ...]] = [(name.replace("_", " "), text) for name, text in found.rules.items()]
     said += [("assumed", text) for text in found.assumed]
     said += [("search", found.verdict)] if found.verdict else []

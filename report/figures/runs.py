@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from kvtape.report.data.runs import OBJECTIVES, RunCost, run_costs
 from kvtape.report.figures.chart import Axis, Chart, Series, chart_figure
@@ -17,15 +18,19 @@ _COLUMNS = (
     *("computed (tokens)", "fewest possible", "computed again (tokens)", "forgotten (tokens)", "evicted (tokens)"),
     *("refused", "time in operations (s)", "most resident (tokens)", "peak KV (MiB)", "on the front of its like"),
 )
+_MOST_RUNS: Final = 200
 
 
 def run_parts(sources: Sources) -> Parts:
     """A table with a row for each run, and runs of one workload as a picture. Raises LogUnreadable."""
-    found = run_costs(sources.log, [run.run_id for run in sources.runs])
+    found = run_costs(sources.log, [run.run_id for run in sources.runs[:_MOST_RUNS]])
     over = ", ".join(OBJECTIVES).replace("_ns", "").replace("_", " ")
     title = f"Runs of this log, all sessions of each; the front is among runs of one kind and workload, over {over}"
     drawn = _figure([c for c in found if c.rivals])
-    return Parts(() if drawn is None else (drawn,), (turned(Table(title, _COLUMNS, [_row(cost) for cost in found])),))
+    return Parts(
+        () if drawn is None else (drawn,),
+        (turned(Table(title, _COLUMNS, [_row(cost) for cost in found], len(sources.runs) - len(found))),),
+    )
 
 
 def _figure(compared: Sequence[RunCost]) -> Figure | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from kvtape.report.data import hit_rates
-from kvtape.report.data.hit_rates import HitRates, NoHitRates, hit_rates_of
+from kvtape.report.data.hit_rates import HitRates, NoHitRates, given_hit_rates, hit_rates_of
+from kvtape.report.given.reading import Subject, read_given
 from kvtape.sim.blocks.from_log import read_log
 from kvtape.traces.reader import open_log
 from support.command import kvtape
@@ -31,6 +33,19 @@ def test_the_bound_is_under_no_policy_and_rates_never_fall_with_the_budget(impor
     for policy, of in rates.items():
         assert all(rate <= most <= found.ceiling for rate, most in zip(of, rates["opt"], strict=True)), policy
         assert policy == "fifo" or list(of) == sorted(of)
+
+
+def test_of_very_many_budgets_some_are_kept_with_both_ends(imported: Path, tmp_path: Path) -> None:
+    ran = kvtape("curve", imported, "--budget-blocks", "all", "--warmup", 0, "--policy", "lru", "--json")
+    said = json.loads(ran.out)
+    said["rows"] = [said["rows"][0] | {"budget_blocks": b, "hit_rate": b / 5000} for b in range(1, 5001)]
+    (tmp_path / "c.json").write_text(json.dumps(said), encoding="utf-8")
+    subject = Subject("i", frozenset({said["source_digest"]}), frozenset())
+    (found,) = given_hit_rates(read_given([tmp_path / "c.json"], subject))
+    (curve,) = found.curves
+    assert (curve.of_budgets, curve.budgets[0], curve.budgets[-1]) == (5000, 1, 5000)
+    assert len(curve.budgets) <= hit_rates.MOST_BUDGETS
+    assert list(curve.hit_rates) == [b / 5000 for b in curve.budgets]
 
 
 def test_blocks_are_counted_before_they_are_read(imported: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvtape.report.data import policies
 from kvtape.report.data.policies import comparisons
 from kvtape.report.data.runs import OBJECTIVES
 from kvtape.report.given.reading import Given, Named
@@ -105,6 +106,14 @@ def test_the_small_session_of_the_demo_is_a_comparison_of_its_own() -> None:
     found = comparisons(given_of(whatif(row(), notes=notes)))
     assert [(c.source, [p.budget for p in c.points]) for c in found] == [("w.json", [64]), ("w.json", [32])]
     assert found[0].about != found[1].about
+
+
+def test_of_too_many_points_the_front_stays_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policies, "MOST_POINTS", 3)
+    rows = [row(budget=i, pareto=i == 5) for i in range(6)] + [row(error="no")] * 4
+    (found,) = comparisons(given_of(whatif(*rows)))
+    assert [p.budget for p in found.points] == [5, 0, 1]
+    assert (len(found.refused), found.left_out) == (3, (3, 1))
 
 
 @pytest.mark.parametrize("given_nothing", [Given(), given_of()], ids=["none", "empty"])
