@@ -17,7 +17,10 @@ from axe_playwright_python.sync_playwright import Axe
 from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Locator, Page, Request, sync_playwright
 
-__all__ = ["NAMES", "Tab", "browser_path", "new_tab", "running_browser"]
+__all__ = ["NAMES", "Colour", "Tab", "browser_path", "counted", "new_tab", "running_browser"]
+
+Colour = tuple[int, int, int]
+"""Red, green, blue, 0 to 255."""
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 """Names under which the browser is looked for."""
@@ -79,11 +82,9 @@ class Tab:
         shot = self.page.screenshot() if part is None else part.screenshot()
         return np.asarray(Image.open(io.BytesIO(shot)).convert("RGB"))
 
-    def colours(self, part: Locator | None = None) -> dict[tuple[int, int, int], int]:
+    def colours(self, part: Locator | None = None) -> dict[Colour, int]:
         """Pixels of every colour in what is seen."""
-        flat = self.pixels(part).reshape(-1, 3)
-        found, counts = np.unique(flat, axis=0, return_counts=True)
-        return {(int(r), int(g), int(b)): int(n) for (r, g, b), n in zip(found, counts, strict=True)}
+        return counted(self.pixels(part))
 
     def axe(self, **options: Any) -> list[str]:
         """What axe objects to: one line for each element, with the rule and the remedy."""
@@ -101,6 +102,13 @@ class Tab:
         session.detach()
         roots = [n for n in nodes.values() if "parentId" not in n]
         return [flat for root in roots for flat in _flat(root, nodes)]
+
+
+def counted(pixels: npt.NDArray[np.uint8]) -> dict[Colour, int]:
+    """How many pixels there are of every colour in a picture (height, width, 3)."""
+    packed = pixels.reshape(-1, 3).astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], dtype=np.uint32)
+    found, counts = np.unique(packed, return_counts=True)
+    return {(c >> 16, c >> 8 & 255, c & 255): n for c, n in zip(found.tolist(), counts.tolist(), strict=True)}
 
 
 def _flat(node: dict[str, Any], nodes: dict[str, dict[str, Any]]) -> Generator[dict[str, Any], None, None]:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Page
 
-__all__ = ["ShownText", "alike", "contrast", "rgb", "shown_texts", "variables"]
+from support.browser import Colour
 
-Colour = tuple[int, int, int]
+__all__ = ["ShownText", "alike", "contrast", "rgb", "shown_texts", "variables"]
 
 
 @dataclass(frozen=True, slots=True)
