@@ -237,11 +237,13 @@ class Frame {
     }
     if (!a.log) return ticks(low, high, count, a.whole);
     const [p, q] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
-    const found = [];
-    for (const steps of q - p > 2 ? [[1]] : [[1, 2, 5]]) {
+    for (const steps of [[1], [1, 2, 5], [1, 2, 3, 4, 5, 6, 7, 8, 9]]) {
+      const found = [];
       for (let e = p; e <= q; e++) for (const s of steps) found.push(Number((s * 10 ** e).toPrecision(12)));
+      const inside = found.filter((v) => v >= low * 0.9999 && v <= high * 1.0001);
+      if (inside.length >= 3) return inside;
     }
-    return found.filter((v) => v >= low * 0.9999 && v <= high * 1.0001);
+    return ticks(low, high, count, a.whole);
   }
 
   overlay() {
