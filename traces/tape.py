@@ -54,6 +54,9 @@ class Tape:
             self._cut(event.start)
         elif event.op == Op.LOST:
             self._cut(0)
+        elif event.op == Op.CLOSE:  # a recorder outlives its sessions
+            self._cut(0)
+            self._snapshots.clear()
         elif event.op == Op.SNAPSHOT and event.snapshot_id is not None:
             self._snapshots[event.snapshot_id] = (self._tokens[:], self._chain[:])
         elif event.op == Op.RESTORE and event.snapshot_id is not None:

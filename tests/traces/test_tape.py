@@ -44,6 +44,15 @@ def test_another_key_gives_other_hashes() -> None:
     assert fed([[1, 2, 3]]) != fed([[1, 2, 3]], bytes(32))
 
 
+def test_a_session_that_ended_keeps_nothing_in_memory() -> None:
+    tape = Tape(KEY)
+    tape.follow(event(0, Op.PREFILL, start=0, stop=40), list(range(40)))
+    tape.follow(event(1, Op.SNAPSHOT, snapshot_id=0), None)
+    assert (len(tape), len(tape._chain), len(tape._snapshots)) == (40, 1, 1)
+    tape.follow(event(2, Op.CLOSE, reason="asked"), None)
+    assert (len(tape), len(tape._chain), len(tape._snapshots)) == (0, 0, 0)
+
+
 @given(random_scripts(97))
 def test_every_event_hashes_the_tape_as_it_then_is(made) -> None:  # type: ignore[no-untyped-def]
     tape, model, saved = Tape(KEY), [], {}
