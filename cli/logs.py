@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvtape.backends.errors import UsageError
+from kvtape.planner.grammar import nearest
 
 if TYPE_CHECKING:
     from kvtape.planner.ranges import RangeSet
@@ -36,7 +37,8 @@ def chosen_sessions(log: Log, session_id: str | None) -> list[SessionRow]:
         return rows
     found = [row for row in rows if row.session_id == session_id]
     if not found:
-        raise UsageError(f"no session {session_id!r} in the log; it has: {named_sessions(rows)}")
+        hint = nearest(session_id, [row.session_id for row in rows])
+        raise UsageError(f"no session {session_id!r} in the log{hint} it has: {named_sessions(rows)}")
     return found
 
 

@@ -52,6 +52,7 @@ def _look(log: Path, session: str | None) -> View:
     """Raises what `open_log` raises, and UsageError for a session that is not there."""
     from kvtape.backends.errors import UsageError
     from kvtape.cli.top_view import read_view
+    from kvtape.planner.grammar import nearest
     from kvtape.traces.reader import open_log
 
     with open_log(log) as tape:
@@ -60,8 +61,9 @@ def _look(log: Path, session: str | None) -> View:
         return view
     found = view.only(session)
     if not found.sessions:
-        names = ", ".join(s.session_id for s in view.sessions[:20]) or "none"
-        raise UsageError(f"no session {session!r} in the log; it has: {names}")
+        names = [s.session_id for s in view.sessions]
+        hint = nearest(session, names)
+        raise UsageError(f"no session {session!r} in the log{hint} it has: {', '.join(names[:20]) or 'none'}")
     return found
 
 
