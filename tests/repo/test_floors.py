@@ -75,7 +75,8 @@ def test_every_room_is_under_the_contracts() -> None:
     roots = set(config["tool"]["importlinter"]["root_packages"])
     assert roots == {".".join(module_name(name).split(".")[:2]) for name in room_files()}
     listed = set(config["tool"]["setuptools"]["packages"])
-    texts = {"kvtape.cli.text", "kvtape.report.assets"}  # no code: listed because setuptools takes a folder of data for a package
+    # No code: listed because setuptools takes a folder of data for a package.
+    texts = {"kvtape.cli.text", "kvtape.report.assets"}
     assert listed - texts == {module_name(name) for name in room_files() if name.endswith("__init__.py")}
 
 
