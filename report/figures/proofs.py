@@ -26,7 +26,7 @@ _LEAD: Final = (
 def proofs_panel(sources: Sources) -> Panel:
     """Certifications, the gate, fidelity. Raises UsageError for a damaged document of proofs, LogUnreadable."""
     found = proofs_of(sources.log, sources.sessions, [run.run_id for run in sources.runs], sources.given)
-    tables = [_precisions(sources)]
+    tables = [_precisions(sources)] if sources.sessions else []
     missing: list[Missing] = []
     certified = [p for p in found if p.row.kind == "certification"]
     gated = [p for p in found if p.row.kind == "gate"]
