@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -34,16 +35,13 @@ def cell_text(value: Cell) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.4g}"
     return value
 
 
 def table_html(table: Table, *, rows_named: bool = True) -> str:
     """A table with a caption and headers; wide ones scroll by themselves, and can be scrolled with the keyboard."""
-    numeric = [
-        bool(table.rows) and all(isinstance(row[i], int | float | None) for row in table.rows)
-        for i in range(len(table.columns))
-    ]
+    numeric = [_numeric([row[i] for row in table.rows]) for i in range(len(table.columns))]
     head = "".join(
         f'<th scope="col"{_class("number" if right else "")}>{text(name)}</th>'
         for name, right in zip(table.columns, numeric, strict=True)
@@ -51,10 +49,16 @@ def table_html(table: Table, *, rows_named: bool = True) -> str:
     body = "".join(f"<tr>{_row(row, numeric, rows_named)}</tr>" for row in table.rows)
     more = f'<p class="note">{table.left_out:,} more rows are left out.</p>' if table.left_out else ""
     none = "" if table.rows else '<p class="note">No rows.</p>'
-    label = f'role="region" tabindex="0" aria-label="{text(table.caption)}"'
+    label = f'role="group" tabindex="0" aria-label="{text(table.caption)}"'
     caption = f"<caption>{text(table.caption)}</caption>"
     whole = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="table" {label}>{whole}</div>{none}{more}'
+
+
+def _numeric(values: Sequence[Cell]) -> bool:
+    """Whether a column is aligned as numbers: it has some, and nothing else but gaps."""
+    numbers = [value for value in values if isinstance(value, int | float)]
+    return bool(numbers) and all(value == "" or value is None for value in values if not isinstance(value, int | float))
 
 
 def _row(row: tuple[Cell, ...], numeric: list[bool], rows_named: bool) -> str:

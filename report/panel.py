@@ -20,7 +20,8 @@ from typing import Any, Literal
 __all__ = ["Cell", "Figure", "Kind", "Missing", "Panel", "Table"]
 
 Cell = str | int | float | bool | None
-"""A value of a table. Numbers stay numbers: the page aligns and groups them. None is shown as "unknown"."""
+"""A value of a table. Numbers stay numbers: the page aligns and groups them. None is shown as "unknown", an empty text
+where a row has no such value."""
 
 Kind = Literal["chart", "residency", "timeline", "occupancy"]
 """What draws a figure: `chart` draws a `figures.chart.Chart`, each of the others one picture of a session."""

@@ -19,16 +19,19 @@ const sessions = {
   async choose(i) {
     this.at = i;
     const session = await this.columns(i);
+    if (this.at !== i) return; // another one was chosen while this one was unpacked
     for (const f of this.figures) {
       if (f.select) f.select.value = String(i);
+      f.summary.textContent = f.summaries[i];
       f.show(session);
     }
   },
 
-  // `figure.show(session)` is called now and whenever another session is chosen; `figure.frame` moves with the others
-  // that have events on their x axis.
-  async join(stage, title, figure) {
+  // `figure.show(session)` is called now and whenever another session is chosen, whose summary is then shown;
+  // `figure.frame` moves with the others that have events on their x axis.
+  async join(stage, title, figure, summaries, describedby) {
     this.about ||= dataOf("sessions");
+    Object.assign(figure, { summaries, summary: document.getElementById(describedby) });
     this.figures.push(figure);
     if (this.about.sessions.length > 1) {
       const id = `session-${this.figures.length}`;

@@ -21,9 +21,9 @@ def occupancy_panel(sources: Sources) -> Panel:
     title = "Occupancy against budget"
     if not sources.views:
         return Panel("occupancy", title, _LEAD, missing=no_sessions(sources))
-    figure = Figure(
-        "occupancy-curve", "Tokens in the cache", "occupancy", _summary(sources.views[0]), {}, _table(sources)
-    )
+    summaries = [_summary(view) for view in sources.views]
+    data = {"summaries": summaries}
+    figure = Figure("occupancy-curve", "Tokens in the cache", "occupancy", summaries[0], data, _table(sources))
     return Panel("occupancy", title, f"{_LEAD} {thinning(sources)}".strip(), figures=(figure,))
 
 

@@ -28,12 +28,13 @@ def residency_panel(sources: Sources) -> Panel:
     title = "Residency map"
     if not sources.views:
         return Panel("residency", title, _LEAD, missing=no_sessions(sources))
+    summaries = [_summary(view) for view in sources.views]
     figure = Figure(
         "residency-map",
         "What the cache held, by tape position and event",
         "residency",
-        _summary(sources),
-        {"noun": "map"},
+        summaries[0],
+        {"summaries": summaries},
         _table(sources),
     )
     return Panel("residency", title, f"{_LEAD} {thinning(sources)}".strip(), figures=(figure,))
@@ -59,8 +60,7 @@ def thinning(sources: Sources) -> str:
     return " ".join(parts)
 
 
-def _summary(sources: Sources) -> str:
-    view = sources.views[0]
+def _summary(view: SessionView) -> str:
     end = view.history.final
     tape = int(view.history.tape_length.max(initial=0))
     return (

@@ -27,7 +27,9 @@ def timeline_panel(sources: Sources) -> Panel:
         return Panel("timeline", title, _LEAD, missing=no_sessions(sources))
     shown = {(v.row.run_id, v.row.session_id): v.label for v in sources.views}
     found = [c for c in costs(sources.log) if (c.run_id, c.session_id) in shown]
-    figure = Figure("timeline-lanes", "Operations in time", "timeline", _summary(sources.views[0], found), {})
+    summaries = [_summary(view, found) for view in sources.views]
+    data = {"summaries": summaries}
+    figure = Figure("timeline-lanes", "Operations in time", "timeline", summaries[0], data)
     table = Table("What operations cost", _COLUMNS, [_row(shown[c.run_id, c.session_id], c) for c in found])
     missing = () if any(c.elapsed_ns for c in found) else (_UNMEASURED,)
     return Panel("timeline", title, f"{_LEAD} {thinning(sources)}".strip(), (figure,), (table,), missing)
@@ -59,11 +61,11 @@ def _row(label: str, c: Cost) -> tuple[Cell, ...]:
         c.op,
         c.way or "",
         c.events,
-        c.tokens,
-        c.computed,
+        "" if c.tokens is None else c.tokens,
+        "" if c.computed is None else c.computed,
         ms,
         None if ms is None else ms / c.measured,
-        None if ms is None or not c.tokens else ms / c.tokens,
+        "" if not c.tokens else None if ms is None else ms / c.tokens,
     )
 
 
