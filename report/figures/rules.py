@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from kvtape.report.data.commands import repeated
-from kvtape.report.data.rules import LogFacts, log_facts, policy_facts, run_facts, settings_facts, versions
+from kvtape.report.data.rules import LogFacts, log_facts, run_facts, versions
+from kvtape.report.data.settings import policy_facts, settings_facts
 from kvtape.report.figures.parts import turned
 from kvtape.report.given.reading import KINDS
 from kvtape.report.panel import Cell, Missing, Panel, Table
