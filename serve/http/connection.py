@@ -18,11 +18,13 @@ __all__ = ["Connection", "Patience"]
 class Patience:
     """`headers_s`: seconds in which a request's headers must have come. `stall_s`: in which a client whose answer
     fills the buffers (64 KiB) must have read three quarters of them. `connections`: how many may be open at once.
+    `last_s`: in which those that are open at the server's end must be done, once nothing is computed for them any more.
     """
 
     headers_s: float = 10.0
     stall_s: float = 30.0
     connections: int = 512
+    last_s: float = 30.0
 
 
 class Connection(H11Protocol):

@@ -75,9 +75,10 @@ class Running:
         listener: socket.socket | None = None,
     ) -> None:
         self._listener = listener or access.listen()
+        patience = patience or Patience()
         config = uvicorn.Config(
             make_app(service, access, version=version, limits=limits),
-            http=partial(Connection, patience or Patience()),  # type: ignore[arg-type]
+            http=partial(Connection, patience),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_level="critical",
@@ -86,7 +87,7 @@ class Running:
             timeout_keep_alive=_KEEP_ALIVE_S,
             backlog=128,
         )
-        self._server = _Server(config, service, lambda: listening(_url(self._listener)))
+        self._server = _Server(config, service, lambda: listening(_url(self._listener)), patience.last_s)
 
     async def run(self) -> None:
         await self._server.serve(sockets=[self._listener])
@@ -98,10 +99,11 @@ class Running:
 class _Server(uvicorn.Server):
     """Takes signals without raising them again at the end, and ends the service before the connections."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None], last_s: float) -> None:
         super().__init__(config)
         self._service = service
         self._tell_started = started
+        self._last_s = last_s
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -125,12 +127,16 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(self._service.close())
-        await super().shutdown(sockets)
+        connections = asyncio.create_task(super().shutdown(sockets))
         while not ending.done():
             if self.force_exit:
                 self._service.hurry()
             await asyncio.wait([ending], timeout=0.1)
         await ending
+        # What is still open waits for its client, who may take for ever.
+        await asyncio.wait([connections], timeout=self._last_s)
+        self.force_exit = True
+        await connections
         if self.server_state.tasks:
             await asyncio.wait(set(self.server_state.tasks), timeout=_LAST_WORDS_S)
 

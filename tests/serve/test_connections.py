@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -164,6 +165,20 @@ def test_a_client_who_never_reads_ends_its_turn() -> None:
                 time.sleep(0.02)
             assert service.status().running == 0
     assert 0 < sum(e.completion_tokens or 0 for e in sink.events) < 8000
+
+
+def test_a_client_who_never_sends_its_body_does_not_keep_the_server_from_its_end() -> None:
+    patience = replace(PATIENCE, last_s=0.2)
+    with ExitStack() as stack:
+        service = stack.enter_context(tiny_service())
+        ending = stack.enter_context(ExitStack())
+        sock = stack.enter_context(connected(ending.enter_context(served(service, patience=patience))))
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        sock.sendall(head + b"Content-Length: 100\r\n\r\n{")
+        time.sleep(0.1)
+        began = time.monotonic()
+        ending.close()  # a body has 30 s to arrive
+        assert time.monotonic() - began < 10
 
 
 def test_keys_are_bytes_and_one_header(tmp_path: Path) -> None:
