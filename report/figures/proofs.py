@@ -8,9 +8,11 @@ from typing import Final
 from kvtape.eval.certification.report import COLUMNS as CERTIFIED_COLUMNS
 from kvtape.eval.certification.report import cells
 from kvtape.eval.gate.report import COLUMNS as GATE_COLUMNS
-from kvtape.eval.gate.report import cells_of
+from kvtape.eval.gate.report import cells_of, percent
 from kvtape.report.data.proofs import Proof, precisions, proofs_of, refusals
 from kvtape.report.figures.fidelity import fidelity_parts
+from kvtape.report.given.reading import Named
+from kvtape.report.given.shapes import Gate, GateRow
 from kvtape.report.panel import Cell, Missing, Panel, Table
 from kvtape.report.sources import Sources
 
@@ -30,11 +32,12 @@ def proofs_panel(sources: Sources) -> Panel:
     missing: list[Missing] = []
     certified = [p for p in found if p.row.kind == "certification"]
     gated = [p for p in found if p.row.kind == "gate"]
-    tables += [*_certified(certified), *_gated(gated)]
+    measured = [_given_gate(named) for named in sources.given.of(Gate)]
+    tables += [*_certified(certified), *_gated(gated), *measured]
     if not certified:
         what = "No precision of these models was certified on these engines."
         missing.append(Missing(what, "kvtape certify --backend llama --json > certify.json"))
-    if not gated:
+    if not gated and not measured:
         missing.append(
             Missing("No optimisation was put to the gate here.", "kvtape gate --backend llama --cell lookup")
         )
@@ -98,3 +101,22 @@ def _gated(proofs: Sequence[Proof]) -> Iterable[Table]:
         days = " and ".join(sorted({p.row.day for p in of}))
         title = f"The gate {where}, {days}: time saved with its 95 % interval; * is the clock that decided"
         yield Table(title, GATE_COLUMNS, rows)
+
+
+def _given_gate(named: Named[Gate]) -> Table:
+    said = named.value
+    rows: list[tuple[Cell, ...]] = [
+        (r.optimisation, r.workload, r.model, _saved(r, "cpu"), _saved(r, "wall"), r.verdict, r.reason or "none given")
+        for r in said.rows
+    ]
+    title = (
+        f"The gate on {said.engine}, {said.engine_version}, on {said.machine} ({named.name}): time saved with its 95 % "
+        f"interval, which must be at least {100 * said.margin:g} %; * is the clock that decided"
+    )
+    columns = ("optimisation", "workload", "model", "CPU time saved", "wall time saved", "verdict", "why")
+    return Table(title, columns, rows)
+
+
+def _saved(row: GateRow, clock: str) -> str:
+    effect = row.cpu if clock == "cpu" else row.wall
+    return "not measured" if effect is None else percent(dict(effect)) + ("*" if row.decided_by == clock else "")

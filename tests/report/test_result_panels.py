@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from kvtape.backends.proofs.store import shipped_rows
+from kvtape.eval.gate.report import body_of, percent
 from kvtape.report.figures.equality import equality_panel
 from kvtape.report.figures.policies import policies_panel
 from kvtape.report.figures.proofs import proofs_panel
@@ -202,6 +204,16 @@ def test_runs_in_one_log_are_compared_as_their_events_are(folder: Path) -> None:
     assert alone == "alone"
     assert "yes, of 2" in of_two  # of two one always is; whether both are is a matter of the times that were learnt
     assert all(c >= least for c, least in zip(costs["computed (tokens)"], costs["fewest possible"], strict=True))
+
+
+def test_what_the_gate_printed_stands_there(folder: Path) -> None:
+    rows = [body_of(row) for row in shipped_rows() if row.kind == "gate"]
+    gate = {"schema": "kvtape.gate/1", "engine": "llama", "engine_version": "1", "machine": "m", "margin": 0.05}
+    (folder / "gate.json").write_text(json.dumps(gate | {"rows": rows}), encoding="utf-8")
+    shown = table(made(proofs_panel, folder, "gate"), "The gate on llama, 1, on m (gate.json)")
+    assert column(shown, "verdict") == [row["verdict"] for row in rows]
+    saved = [percent(row["cpu"]) + ("*" if row["decided_by"] == "cpu" else "") for row in rows if row["cpu"]]
+    assert [cell for cell in column(shown, "CPU time saved") if cell != "not measured"] == saved
 
 
 def test_fidelity_is_that_of_the_cost_model(folder: Path) -> None:
