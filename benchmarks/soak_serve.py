@@ -1,6 +1,6 @@
 """Real clients on a real server, with faults: `make soak`. One JSON line a soak.
 
-    python benchmarks/soak_serve.py [--seed S] [--quick] [--bare DIR] [--folder DIR] [--out F]
+    python benchmarks/soak_serve.py [--seed S] [--quick] [--only PART] [--bare DIR] [--folder DIR] [--out F]
 
 steady   no faults, more conversations than slots; then the same load on `python -m llama_cpp.server` (DIR: a folder
          with what that needs, see the reason it is skipped with)
@@ -36,18 +36,24 @@ REAL_TIE = 0.5
 """Nats. Two correct runs of a quantised model differ by about as much in single logits."""
 
 
-def soaks(seed: int, *, quick: bool) -> list[Soak]:
+PARTS = ("steady", "faults", "faults-openvino", "real-steady", "real-faults")
+
+
+def soaks(seed: int, *, quick: bool) -> dict[str, Soak]:
+    """By the names of PARTS; `quick`: without the real model."""
     tiny: dict[str, Any] = {"turns": 5, "clients": 6, "slots": 3, "max_tokens": 24, "n_ctx": 1024, "seed": seed}
     tiny |= {"model": model_file(), "tie": TINY_TIE}
     real = tiny | {"model": demo_model(), "tie": REAL_TIE, "turns": 4, "n_ctx": 512}
-    found = [
-        Soak(backend="llama", talks=12 if quick else 120, **tiny),
-        Soak(backend="llama", talks=8 if quick else 60, faults=5 if quick else 30, leave=0.2, **tiny),
-        Soak(backend="openvino", talks=8 if quick else 60, faults=5 if quick else 20, leave=0.2, **tiny),
-    ]
+    found = {
+        "steady": Soak(backend="llama", talks=12 if quick else 120, **tiny),
+        "faults": Soak(backend="llama", talks=8 if quick else 60, faults=5 if quick else 30, leave=0.2, **tiny),
+        "faults-openvino": Soak(
+            backend="openvino", talks=8 if quick else 60, faults=5 if quick else 20, leave=0.2, **tiny
+        ),
+    }
     if not quick:
-        found.append(Soak(backend="llama", talks=10, **real))
-        found.append(Soak(backend="llama", talks=12, faults=8, leave=0.2, **real))
+        found["real-steady"] = Soak(backend="llama", talks=10, **real)
+        found["real-faults"] = Soak(backend="llama", talks=12, faults=8, leave=0.2, **real)
     return found
 
 
@@ -55,16 +61,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="tiny models and short")
+    parser.add_argument("--only", choices=PARTS, action="append", help="may be given more than once; default: all")
     parser.add_argument("--bare", type=Path, default=None, metavar="DIR")
     parser.add_argument("--folder", type=Path, default=None, help="where to write; default: a temporary folder")
     parser.add_argument("--out", type=Path, default=None, metavar="F", help="the reports as one JSON file too")
     asked = parser.parse_args()
     why_not = why_not_bare(asked.bare)
     reports = []
-    for soak in soaks(asked.seed, quick=asked.quick):
+    for part, soak in soaks(asked.seed, quick=asked.quick).items():
+        if asked.only and part not in asked.only:
+            continue
         with tempfile.TemporaryDirectory(dir=asked.folder) as name:
             began = time.perf_counter()
-            report = {"soak": "faults" if soak.faults else "steady", **soak.run(Path(name))}
+            report = {"soak": part, **soak.run(Path(name))}
             if soak.faults and why_not_slow():
                 report["disk_slow_skipped"] = why_not_slow()
             if not soak.faults:
