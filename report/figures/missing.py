@@ -1,11 +1,11 @@
-"""What panels of sessions say where there is no session to show."""
+"""What panels of sessions say where there is no session to show, or none in which anything was computed."""
 
 from __future__ import annotations
 
 from kvtape.report.panel import Missing
 from kvtape.report.sources import Sources
 
-__all__ = ["no_sessions"]
+__all__ = ["no_effects", "no_sessions"]
 
 
 def no_sessions(sources: Sources) -> tuple[Missing, ...]:
@@ -14,3 +14,17 @@ def no_sessions(sources: Sources) -> tuple[Missing, ...]:
     what = f"Run {runs} has no session with events. Record one, or name another run of the log."
     command = f"kvtape record --text FILE --log L\nkvtape report {sources.log.path.name} RUN"
     return (Missing(what, command),)
+
+
+def no_effects(sources: Sources) -> tuple[Missing, ...]:
+    """Empty where anything was ever resident. An imported trace of requests says what was asked, and no more."""
+    if any(view.history.resident.any() for view in sources.views):
+        return ()
+    what = (
+        f"The {len(sources.sessions):,} sessions of this run say what was asked, not what a cache held: no prefill, "
+        "decode or evict is in them. Simulate the workload, and report that."
+    )
+    log = sources.log.path.name
+    command = f"kvtape simulate {log} --policy stream:sink=4,recent=1020 --costs costs.json --log simulated.duckdb"
+    costs = "kvtape calibrate RECORDED.duckdb --out costs.json"
+    return (Missing(what, f"{costs}\n{command}\nkvtape report simulated.duckdb"),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtape.report.data.views import SessionView
-from kvtape.report.figures.missing import no_sessions
+from kvtape.report.figures.missing import no_effects, no_sessions
 from kvtape.report.figures.residency import thinning
 from kvtape.report.panel import Cell, Figure, Panel, Table
 from kvtape.report.sources import Sources
@@ -21,6 +21,8 @@ def occupancy_panel(sources: Sources) -> Panel:
     title = "Occupancy against budget"
     if not sources.views:
         return Panel("occupancy", title, _LEAD, missing=no_sessions(sources))
+    if nothing := no_effects(sources):
+        return Panel("occupancy", title, _LEAD, missing=nothing)
     summaries = [_summary(view) for view in sources.views]
     data = {"summaries": summaries}
     figure = Figure("occupancy-curve", "Tokens in the cache", "occupancy", summaries[0], data, _table(sources))

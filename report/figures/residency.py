@@ -9,7 +9,7 @@ import numpy as np
 from kvtape.planner.events import Op
 from kvtape.report.data.history import STATES
 from kvtape.report.data.views import SessionView
-from kvtape.report.figures.missing import no_sessions
+from kvtape.report.figures.missing import no_effects, no_sessions
 from kvtape.report.panel import Cell, Figure, Panel, Table
 from kvtape.report.sources import Sources
 
@@ -28,6 +28,8 @@ def residency_panel(sources: Sources) -> Panel:
     title = "Residency map"
     if not sources.views:
         return Panel("residency", title, _LEAD, missing=no_sessions(sources))
+    if nothing := no_effects(sources):
+        return Panel("residency", title, _LEAD, missing=nothing)
     summaries = [_summary(view) for view in sources.views]
     figure = Figure(
         "residency-map",

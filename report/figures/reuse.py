@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvtape.report.data.reuse import MEANING, Reason, Turn, grouped, reasons, turns
 from kvtape.report.figures.chart import Axis, Chart, Series, chart_figure
-from kvtape.report.figures.missing import no_sessions
+from kvtape.report.figures.missing import no_effects, no_sessions
 from kvtape.report.figures.residency import thinning
 from kvtape.report.panel import Figure, Missing, Panel, Table
 from kvtape.report.sources import Sources
@@ -27,6 +27,8 @@ def reuse_panel(sources: Sources) -> Panel:
     title = "Reuse, and why prompts were computed"
     if not sources.views:
         return Panel("reuse", title, _LEAD, missing=no_sessions(sources))
+    if nothing := no_effects(sources):
+        return Panel("reuse", title, _LEAD, missing=nothing)
     labels = {(v.row.run_id, v.row.session_id): v.label for v in sources.views}
     found, why = turns(sources.log, list(labels)), reasons(sources.log, labels)
     figures: list[Figure] = []
@@ -44,10 +46,7 @@ def reuse_panel(sources: Sources) -> Panel:
     return Panel("reuse", title, f"{_LEAD} {thinning(sources)}".strip(), tuple(figures), tables, tuple(missing))
 
 
-_RECORD = (
-    "kvtape record --chat FILE --log L                         # turns of a live session\n"
-    "kvtape simulate L --policy none --costs costs.json --log NEW   # or those of an imported trace, simulated"
-)
+_RECORD = "kvtape record --chat FILE --log L"
 
 
 def _turns_figure(found: Sequence[Turn], labels: dict[tuple[str, str], str]) -> Figure:
