@@ -71,8 +71,8 @@ def _totals(view: View) -> str:
     alive = [s for s in view.sessions if s.state == "open"]
     fatal = sum(s.fatal is not None for s in view.sessions)
     return (
-        f"sessions: {len(view.sessions)}, open: {len(alive)}, fatal: {fatal}; tokens resident in open ones: "
-        f"{sum(s.resident for s in alive):,}, evicted: {sum(s.evicted for s in view.sessions):,}"
+        f"{len(view.sessions)} sessions: {len(alive)} open, {fatal} fatal; "
+        f"{sum(s.resident for s in alive):,} tokens resident (open), {sum(s.evicted for s in view.sessions):,} evicted"
     )
 
 
