@@ -22,9 +22,11 @@ def redact(
       kvtape redact private.duckdb --out shared.duckdb
     """
     from kvtape.cli.output import Section, emit
+    from kvtape.cli.progress import progress
     from kvtape.traces.redact import redact as run
 
-    report = run(log, out)
+    with progress("redacting") as shown:
+        report = run(log, out, shown.update)
     body = {"out": str(out), "events": report.events, "taken": report.taken}
     sections = [Section(f"{out}: {report.events} events", ("taken out of", "rows"), list(report.taken.items()))]
     emit("redact", body, sections, as_json=as_json, digest=report.digest, digest_kind="chain")

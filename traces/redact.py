@@ -19,6 +19,7 @@ from kvtape.traces.reader import open_log
 from kvtape.traces.schema import ROW_TABLES, Table, quoted
 from kvtape.traces.seal import copy_rows, publish_sealed
 from kvtape.traces.sidecar import Head
+from kvtape.traces.telling import Tell, silent
 from kvtape.traces.upcast import bring_up
 
 __all__ = ["RedactReport", "redact"]
@@ -33,8 +34,8 @@ class RedactReport:
     digest: str
 
 
-def redact(path: str | Path, out: str | Path) -> RedactReport:
-    """Make `out` of the log `path`, which is not touched, without any content.
+def redact(path: str | Path, out: str | Path, tell: Tell = silent) -> RedactReport:
+    """Make `out` of the log `path`, which is not touched, without any content. `tell` hears of the rows verified first.
 
     Raises what `open_log` raises, LogUnreadable for a log that does not verify, LogExists, OSError.
     """
@@ -44,7 +45,7 @@ def redact(path: str | Path, out: str | Path) -> RedactReport:
         if log.meta.get("log_id") is None or log.source.is_dir():
             raise LogUnreadable(f"{path}: several logs; merge them first, then redact the result")
         with readable(log.path):
-            report = check_chain(log.connection, log.meta, log.head)
+            report = check_chain(log.connection, log.meta, log.head, tell)
         if report.findings:
             raise LogUnreadable(f"{path}: does not verify ({report.findings[0].detail}); nothing was made of it")
         sessions = last_seqs(stored_batches(log.connection))

@@ -63,7 +63,7 @@ def test_a_total_that_nobody_knows_has_a_rate_and_no_end() -> None:
     assert out.getvalue() == "kvtape: importing: 40, 10/s\n"
 
 
-@pytest.mark.parametrize("verb", ["verify", "merge", "import"])
+@pytest.mark.parametrize("verb", ["verify", "merge", "redact", "import"])
 def test_work_on_logs_tells_how_far_it_is(
     verb: str, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +85,7 @@ def test_work_on_logs_tells_how_far_it_is(
     args = {
         "verify": ("verify", log),
         "merge": ("merge", log, "--out", tmp_path / "merged.duckdb"),
+        "redact": ("redact", log, "--out", tmp_path / "redacted.duckdb"),
         "import": ("import", trace, "--log", tmp_path / "imported.duckdb"),
     }[verb]
     ran = kvtape(*args)
