@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -45,6 +46,8 @@ def serve_forever(
     EnvironmentProblem where the address cannot be had.
     """
     running = Running(service, access, version=version, listening=listening, limits=limits, listener=listener)
+    # It warns of what is written to a client that has just left.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     asyncio.run(running.run())
 
 
