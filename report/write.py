@@ -55,11 +55,19 @@ def write_report(
 
 
 def _facts(sources: Sources) -> tuple[tuple[str, str], ...]:
-    first = sources.sessions[0] if sources.sessions else None
+    rows = sources.sessions
     return (
         ("log", sources.log.path.name),
-        ("run", ", ".join(run.run_id for run in sources.shown)),
-        ("sessions", f"{len(sources.sessions):,}"),
-        ("model", (first and first.model_name) or "unknown"),
-        ("policy", (first and first.policy) or "unknown"),
+        ("run", _named([f"{run.run_id} ({run.kind})" for run in sources.shown])),
+        ("sessions", f"{len(rows):,}"),
+        ("engine", _named([f"{row.backend} {row.engine_version or ''}".strip() for row in rows])),
+        ("model", _named([row.model_name for row in rows])),
+        ("policy", _named([row.policy for row in rows])),
     )
+
+
+def _named(values: Sequence[str | None], most: int = 3) -> str:
+    """The distinct ones in their order; of many the first ones, and how many more there are."""
+    found = list(dict.fromkeys(value for value in values if value))
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return (", ".join(found[:most]) or "unknown") + more

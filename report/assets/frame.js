@@ -195,7 +195,7 @@ class Frame {
     this.ratio = Math.min(2, window.devicePixelRatio || 1);
     this.canvas.width = Math.round(full * this.ratio);
     this.canvas.height = Math.round(height * this.ratio);
-    this.canvas.style.height = height + "px";
+    this.canvas.style.height = "auto"; // of its own shape, also where paper is narrower than the screen
     this.svg.setAttribute("viewBox", `0 0 ${full} ${height}`);
     this.svg.replaceChildren(...this.axes());
     this.marks = drawn("g");

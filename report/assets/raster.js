@@ -13,7 +13,8 @@ function counted(shapes, grid, nStates) {
   const sums = Array.from({ length: nStates }, () => null);
   const right = x0 + dx * nx, above = y0 + dy * ny;
   const { since, span, start, length, state } = shapes;
-  for (let i = 0; i < since.length; i++) {
+  // They are in the order of `since`.
+  for (let i = 0; i < since.length && since[i] < right; i++) {
     const a = Math.max(since[i], x0) - x0, b = Math.min(since[i] + span[i], right) - x0;
     if (a >= b) continue;
     const c = Math.max(start[i], y0) - y0, d = Math.min(start[i] + length[i], above) - y0;

@@ -22,15 +22,20 @@ for (const figure of document.querySelectorAll("figure[data-kind]")) {
   DRAW[figure.dataset.kind](figure.querySelector(".stage"), dataOf(`${figure.id}-data`), title, `${figure.id}-summary`);
 }
 
-// Paper is white: canvases are painted anew in the light colours, and back.
+// Paper is white and cannot be clicked: canvases are painted anew in the light colours, short tables are unfolded; and
+// back.
+const LONGEST_PRINTED = 60; // rows
 let onScreen = null;
 addEventListener("beforeprint", () => {
-  onScreen = document.documentElement.dataset.theme || "";
+  const folded = [...document.querySelectorAll("details:not([open])")].filter((d) => d.querySelectorAll("tbody tr").length <= LONGEST_PRINTED);
+  onScreen = { theme: document.documentElement.dataset.theme, folded };
+  for (const details of folded) details.open = true;
   document.documentElement.dataset.theme = "light";
   redrawAll();
 });
 addEventListener("afterprint", () => {
-  if (onScreen) document.documentElement.dataset.theme = onScreen;
+  for (const details of onScreen.folded) details.open = false;
+  if (onScreen.theme) document.documentElement.dataset.theme = onScreen.theme;
   else delete document.documentElement.dataset.theme;
   redrawAll();
 });
