@@ -60,6 +60,7 @@ def page(panels: Sequence[Panel], meta: PageMeta) -> str:
             _header(meta),
             _nav(panels),
             '<main id="panels" tabindex="-1">',
+            _NOSCRIPT,
             *(_panel(panel) for panel in panels),
             "</main>",
             '<footer><p class="note">Written by kvtape. Nothing on this page is loaded from anywhere.</p></footer>',
@@ -73,6 +74,9 @@ def page(panels: Sequence[Panel], meta: PageMeta) -> str:
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """Nothing can be loaded, whatever a text of the log is taken for."""
+
+
+_NOSCRIPT = '<noscript><p class="missing">Figures are drawn by a script; the tables have their numbers.</p></noscript>'
 
 
 def _asset(name: str) -> str:

@@ -84,5 +84,5 @@ function occupancy(stage, data, title, describedby) {
     const entries = [["resident", "resident"], ["cold", "cold"]].concat(limits().map(([name, c]) => [c, `${name} (dashed)`]));
     legend.replaceChildren(...entries.map(([c, name]) => element("li", {}, swatch(c), name)));
   };
-  sessions.join(stage, title, figure, data.summaries, describedby);
+  return sessions.join(stage, title, figure, data.summaries, describedby);
 }

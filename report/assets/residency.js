@@ -91,7 +91,7 @@ function residencyMap(stage, data, title, describedby) {
     STATE_COLOURS.forEach((name, s) => legend.append(element("li", {}, swatch(name), sessions.about.states[s])));
   };
   const eventNumber = (v) => grouped(v * session.about.every);
-  sessions.join(stage, title, figure, data.summaries, describedby);
+  return sessions.join(stage, title, figure, data.summaries, describedby);
 }
 
 function swatch(name) {

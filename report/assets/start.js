@@ -16,11 +16,19 @@ function theme() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
 }
 
-theme();
-for (const figure of document.querySelectorAll("figure[data-kind]")) {
-  const title = figure.querySelector("h3").textContent;
-  DRAW[figure.dataset.kind](figure.querySelector(".stage"), dataOf(`${figure.id}-data`), title, `${figure.id}-summary`);
+// One that cannot be drawn (a browser without DecompressionStream, say) says so; its numbers are in the tables.
+async function drawFigure(figure) {
+  const stage = figure.querySelector(".stage"), title = figure.querySelector("h3").textContent;
+  try {
+    await DRAW[figure.dataset.kind](stage, dataOf(`${figure.id}-data`), title, `${figure.id}-summary`);
+  } catch (error) {
+    console.error(error);
+    stage.append(element("p", { class: "missing" }, `This browser cannot draw the figure (${error}); its numbers are in the tables.`));
+  }
 }
+
+theme();
+for (const figure of document.querySelectorAll("figure[data-kind]")) drawFigure(figure);
 
 // Paper is white and cannot be clicked: canvases are painted anew in the light colours, short tables are unfolded; and
 // back.

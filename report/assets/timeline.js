@@ -85,5 +85,5 @@ function timeline(stage, data, title, describedby) {
       hint: "Point at a lane, or focus the figure and use the arrow keys.",
     });
   };
-  sessions.join(stage, title, figure, data.summaries, describedby);
+  return sessions.join(stage, title, figure, data.summaries, describedby);
 }
