@@ -86,9 +86,9 @@ class Tab:
         """Pixels of every colour in what is seen."""
         return counted(self.pixels(part))
 
-    def axe(self, **options: Any) -> list[str]:
-        """What axe objects to: one line for each element, with the rule and the remedy."""
-        answer = Axe().run(self.page, options=options or None).response
+    def axe(self, within: str | None = None, **options: Any) -> list[str]:
+        """What axe objects to, on the page or in what the selector finds: a line for each element, with the remedy."""
+        answer = Axe().run(self.page, context=within, options=options or None).response
         return [
             f"{rule['id']}: {node['html'][:160]} {node['failureSummary']}"
             for rule in answer["violations"]
