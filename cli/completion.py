@@ -9,25 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvtape.cli.completion_values import values
-
-if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Parameter(Protocol):
-        opts: list[str]
-        param_type_name: str
-        help: str | None
-        hidden: bool
-
-    class Command(Protocol):
-        name: str | None
-        params: Sequence[Any]
-
-        def get_short_help_str(self, limit: int = 45) -> str: ...
-
 
 __all__ = ["SHELLS", "Candidate", "answer", "candidates"]
 

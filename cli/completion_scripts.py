@@ -77,11 +77,11 @@ def chosen_shell(asked: str | None) -> str:
 
 
 def _parent_shell() -> str | None:
-    from shellingham import ShellDetectionFailure, detect_shell  # type: ignore[import-untyped]
+    from shellingham import detect_shell
 
     try:
         name: str = detect_shell()[0]
-    except ShellDetectionFailure:
+    except (OSError, RuntimeError):  # no shell among the parents, no list of processes, or not on this system
         return None
     return name
 

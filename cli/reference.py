@@ -28,13 +28,15 @@ Without `--json` a terminal gets tables, a pipe gets tab-separated lines. Colour
 one line that says what to do; `--debug`, anywhere on the line, adds the traceback.
 
 Long work shows on stderr how far it is, how fast, and how long it still takes: a bar on a terminal, elsewhere (and with
-`TERM=dumb`) a line after five seconds and then every ten. `KVTAPE_PROGRESS` set to `bar`, `lines` or `none` says otherwise.
+`TERM=dumb`) a line after five seconds and then every ten. `KVTAPE_PROGRESS` set to `bar`, `lines` or `none` says
+otherwise.
 
 `--print-config` prints every option of a verb as JSON and runs nothing; `--config F` reads that file back, so flags and
-file say the same. What stands on the line goes before the file; a key that is not known is refused with the nearest one.
+file say the same. What stands on the line goes before the file; a key that is not known is refused with the nearest
+one.
 
-`kvtape --install-completion` lets bash, zsh or fish complete verbs, options, policies part by part, engines, formats and
-the sessions of a log.
+`kvtape --install-completion` lets bash, zsh or fish complete verbs, options, policies part by part, engines, formats
+and the sessions of a log.
 
 | exit code | meaning |
 |---|---|
