@@ -29,6 +29,7 @@ __all__ = [
     "check_file_kind",
     "check_whole",
     "create_log_file",
+    "damaged",
     "fsync_file",
     "give_name",
     "name_log",
@@ -66,6 +67,13 @@ def one_line(error: BaseException) -> str:
     """The first line of an engine's message, without the places of copies that are made to read a log."""
     text = str(error).strip() or type(error).__name__
     return _COPY.sub("a copy of it", text.splitlines()[0])
+
+
+def damaged(shown: Path, error: duckdb.Error) -> LogUnreadable:
+    """What DuckDB said over a file that it cannot read, as an error that says what to do."""
+    return LogUnreadable(
+        f"{shown}: torn or damaged ({one_line(error)}); kvtape repair LOG --out NEW keeps what is whole of it"
+    )
 
 
 def create_log_file(log: Path, meta: Mapping[str, str]) -> None:
@@ -133,13 +141,9 @@ def open_for_append(log: Path) -> duckdb.DuckDBPyConnection:
     try:
         # One thread: batches are small, and the cores belong to the engine that is being recorded.
         connection = duckdb.connect(str(log), config={"checkpoint_threshold": "1TB", "threads": "1"})
-    except duckdb.IOException as err:
-        if "lock" in str(err):
-            raise LogExists(f"{log}: another process is recording into it; choose another path") from None
-        raise LogUnreadable(
-            f"{log}: cannot be opened ({one_line(err)}); see whether the folder can be written and has space"
-        ) from None
     except duckdb.Error as err:
+        if isinstance(err, duckdb.IOException) and "lock" in str(err):
+            raise LogExists(f"{log}: another process is recording into it; choose another path") from None
         raise LogUnreadable(
             f"{log}: cannot be opened ({one_line(err)}); see whether the folder can be written and has space"
         ) from None
@@ -161,9 +165,7 @@ def readable(shown: Path) -> Iterator[None]:
     try:
         yield
     except duckdb.Error as err:
-        raise LogUnreadable(
-            f"{shown}: torn or damaged ({one_line(err)}); kvtape repair LOG --out NEW keeps what is whole of it"
-        ) from None
+        raise damaged(shown, err) from None
 
 
 def read_meta(connection: duckdb.DuckDBPyConnection, shown: Path, *, alone: bool = False) -> dict[str, str]:
@@ -227,15 +229,9 @@ def open_read_only(path: Path, shown: Path, *, confined: bool = True) -> duckdb.
     """A connection that cannot write the file nor, `confined`, reach any other. Raises LogUnreadable, LogLocked."""
     try:
         return duckdb.connect(str(path), read_only=True, config=_READ_ONLY if confined else {})
-    except duckdb.IOException as err:
-        if "lock" in str(err):
+    except duckdb.Error as err:  # a damaged write-ahead log raises the bare base class
+        if isinstance(err, duckdb.IOException) and "lock" in str(err):
             raise LogLocked(
                 f"{shown}: another process is recording into it; read it meanwhile, or wait until it is sealed"
             ) from None
-        raise LogUnreadable(
-            f"{shown}: torn or damaged ({one_line(err)}); kvtape repair LOG --out NEW keeps what is whole of it"
-        ) from None
-    except duckdb.Error as err:  # a damaged write-ahead log raises the bare base class
-        raise LogUnreadable(
-            f"{shown}: torn or damaged ({one_line(err)}); kvtape repair LOG --out NEW keeps what is whole of it"
-        ) from None
+        raise damaged(shown, err) from None

@@ -21,7 +21,16 @@ from kvtape.planner.events import Event
 from kvtape.planner.fold_columns import fold_columns
 from kvtape.planner.residency import ResidencyState, check_event, fold
 from kvtape.planner.rows import BlockRow, CertificationRow, PlanRow, RunRow, ScoreRow, SessionRow, TokensRow, TrialRow
-from kvtape.traces.database import check_file_kind, check_whole, one_line, open_read_only, read_meta, readable, wal_path
+from kvtape.traces.database import (
+    check_file_kind,
+    check_whole,
+    damaged,
+    one_line,
+    open_read_only,
+    read_meta,
+    readable,
+    wal_path,
+)
 from kvtape.traces.digest import logical_digest
 from kvtape.traces.errors import LogLocked, LogMissing, LogUnreadable, NoSuchRow, SqlRejected
 from kvtape.traces.live import drop_stale_wal, recorded_here, snapshot
@@ -235,15 +244,10 @@ class Log:
             columns = [str(d[0]) for d in result.description or ()]
             return columns, result.fetchall() if columns else []
         except (duckdb.IOException, duckdb.FatalException, duckdb.InternalException) as err:
-            raise LogUnreadable(
-                f"{self.path}: torn or damaged ({one_line(err)}); kvtape repair LOG --out NEW keeps what is whole of it"
-            ) from None
+            raise damaged(self.path, err) from None
         except duckdb.Error as err:
             if str(err).startswith("Corrupt database file"):  # a damaged block raises the bare base class
-                raise LogUnreadable(
-                    f"{self.path}: torn or damaged ({one_line(err)})"
-                    "; kvtape repair LOG --out NEW keeps what is whole of it"
-                ) from None
+                raise damaged(self.path, err) from None
             raise SqlRejected(f"{self.path}: {one_line(err)}") from None
 
     def arrow(self, table: str, where: str = "true", params: Sequence[Any] = ()) -> pa.Table:
