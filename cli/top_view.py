@@ -14,7 +14,7 @@ RECENT_NS = 10 * 10**9
 """A session's rate is that of its last ten seconds, by its own clock."""
 
 _LATEST = 50
-"""So many evicts, refusals, losses and fatals are kept for the screen."""
+"""So many evicts, refusals, losses and fatals are told, of all sessions or of the one that is asked for."""
 
 _SESSIONS = f"""
     WITH lasts AS (
@@ -48,7 +48,8 @@ _SESSIONS = f"""
 _HAPPENED = f"""
     SELECT run_id, session_id, seq, op::VARCHAR, n_tokens, start, stop, reason, error_class
     FROM events WHERE op IN ('evict', 'refuse', 'lost', 'fatal')
-    ORDER BY batch DESC, at_ns DESC, seq DESC LIMIT {_LATEST}
+    QUALIFY row_number() OVER (PARTITION BY session_id ORDER BY batch DESC, at_ns DESC, seq DESC) <= {_LATEST}
+    ORDER BY batch DESC, at_ns DESC, seq DESC, run_id, session_id
 """
 
 
@@ -100,7 +101,9 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """`sessions`: those that were written to last come first; `latest`: newest first; `unacknowledged`: see `Log`."""
+    """`sessions`: those that were written to last come first; `latest`: newest first, the last 50 of each session;
+    `unacknowledged`: see `Log`.
+    """
 
     sealed: bool
     unacknowledged: int | None
@@ -133,5 +136,5 @@ def view_body(view: View) -> dict[str, Any]:
         "evicted_tokens": sum(s.evicted for s in view.sessions),
         "fatals": sum(s.fatal is not None for s in view.sessions),
         "sessions": [{**asdict(s), "state": s.state} for s in view.sessions],
-        "latest": [asdict(h) for h in view.latest],
+        "latest": [asdict(h) for h in view.latest[:_LATEST]],
     }

@@ -53,6 +53,20 @@ def test_numbers_are_those_of_the_events_and_of_the_fold(tmp_path: Path) -> None
     assert only["events"] < body["events"]
 
 
+def test_what_happened_in_a_session_is_told_whatever_the_others_do(tmp_path: Path) -> None:
+    busy = Script(session_id="busy", n_ctx=512)
+    busy.prefill(list(range(200)))
+    for start in range(60):
+        busy.evict(start, start + 1)
+    log = write_log(tmp_path / "l.duckdb", [script("early"), busy])
+    early = json.loads(kvtape("top", log, "--json", "--session", "early").out)["latest"]
+    assert [h["op"] for h in early if h["op"] == "evict"]
+    both = json.loads(kvtape("top", log, "--json").out)["latest"]
+    assert len(both) == 50
+    assert {h["session_id"] for h in both} == {"busy"}
+    assert both[0]["seq"] == 61
+
+
 def test_the_rate_is_that_of_the_last_ten_seconds(log: Path) -> None:
     with open_log(log) as tape:
         [line] = read_view(tape).sessions
