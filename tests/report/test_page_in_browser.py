@@ -84,9 +84,12 @@ def test_the_map_has_the_colours_of_its_states(browser: Browser, two: Path) -> N
 def test_pointing_says_the_exact_counts_and_the_reason(browser: Browser, two: Path) -> None:
     events = events_of(two, HOSTILE[0])
     evicted = next(e for e in events if str(e.op) == "evict" and e.seq > 150)
+    tape = max(e.stop for e in events if e.stop is not None)
     with new_tab(browser, two) as tab:
         shown = figure(tab, "residency")
-        for across, down in ((0.1, 0.95), (0.33, 0.7), (0.52, 0.45), (0.77, 0.3), (0.95, 0.97), (0.98, 0.02)):
+        # Anywhere, and where something begins: in cells that a corner of it cuts.
+        corners = [(e.seq / len(events), 1 - e.start / tape) for e in events[150:] if str(e.op) == "evict"][:5]
+        for across, down in (*corners, (0.1, 0.95), (0.52, 0.45), (0.77, 0.3), (0.98, 0.02)):
             cell = read_cell(shown.point(across, down))
             assert cell.events[0] - 1 < across * len(events) < cell.events[1] + 2
             assert cell.states == folded_cell(events, cell, sink=SINK, recent=RECENT)
