@@ -25,7 +25,7 @@ def document(width: float, height: float, title: str, parts: Iterable[str]) -> s
     font = f'font-family="Roboto, Helvetica, Arial, sans-serif" font-size="{_FONT_PX}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" {font} fill="none">',
-        f"<title>{escape(title)}</title>",
+        f"<title>{escape(_printable(title))}</title>",
         style(),
         '<rect class="fill-paper" width="100%" height="100%"/>',
         *parts,

@@ -55,6 +55,14 @@ def test_another_count_has_a_rate_of_its_own() -> None:
     assert out.getvalue().splitlines()[-1] == "kvtape: replaying b: 10 of 7300 (0 %), 1/s, 2:01:30 left"
 
 
+def test_a_count_that_begins_anew_has_a_rate_of_its_own() -> None:
+    out = io.StringIO()
+    lines = Lines("replaying", out, ManualClock(step_ns=SECOND))
+    for done in (1000, 2000, 3000, 0, 1, 2, 3):
+        lines.update(done, 4000, "again")
+    assert out.getvalue() == "kvtape: replaying again: 1 of 4000 (0 %), 1/s, 1:06:39 left\n"
+
+
 def test_a_total_that_nobody_knows_has_a_rate_and_no_end() -> None:
     out = io.StringIO()
     lines = Lines("importing", out, ManualClock(step_ns=SECOND))
