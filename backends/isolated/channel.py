@@ -38,11 +38,20 @@ class Channel:
     call that is interrupted here (Ctrl-C) leaves its answer unread: from then on only `close` is possible.
     """
 
-    def __init__(self, sock: socket.socket, host: HostProcess, session: int, patience: float) -> None:
-        """`patience`: seconds without a sign of life, in a call, that end the host."""
+    def __init__(
+        self,
+        sock: socket.socket,
+        host: HostProcess,
+        session: int,
+        patience: float,
+        *,
+        lock: threading.RLock | None = None,
+    ) -> None:
+        """`patience`: seconds without a sign of life, in a call, that end the host. `lock`: one of somebody who closes
+        the socket; a call holds it."""
         self._sock, self._host, self._session, self._patience = sock, host, session, patience
         sock.settimeout(patience)
-        self._lock = threading.RLock()
+        self._lock = lock or threading.RLock()
         self._cancels = 0
         self._fault: EngineFault | None = None
         self._unread = False

@@ -78,7 +78,7 @@ class HostKeeper:
             if self._host is None or self._channel is None or not self._channel.usable or not self._host.alive:
                 self._drop()
                 self._host = HostProcess(self._limits)
-                self._channel = Channel(self._host.control, self._host, 0, self._limits.load)
+                self._channel = Channel(self._host.control, self._host, 0, self._limits.load, lock=self._host.calls)
                 self.started += 1
             return self._host, self._channel
 

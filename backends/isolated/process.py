@@ -61,6 +61,8 @@ class HostProcess:
         reader, self._cancels = os.pipe()
         # From any thread, and from a signal handler that interrupts the very thread that holds it.
         self._lock = threading.RLock()
+        self.calls = threading.RLock()
+        """Held by whoever waits at `control`."""
         self._closed = False
         self._numbers = itertools.count(1)
         try:
@@ -134,7 +136,10 @@ class HostProcess:
         except subprocess.TimeoutExpired:
             pass
         finally:
-            self._end()
+            self.kill()
+            # The next host's socket gets the number of this one: whoever still waits here must hear the end before.
+            with self.calls:
+                self._end()
 
     def _greet(self) -> None:
         self.control.settimeout(self.limits.start)

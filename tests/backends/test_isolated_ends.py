@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvtape.backends.errors import EngineFault, EnvironmentProblem, SessionClosed
+from kvtape.backends.isolated import channel
 from kvtape.backends.isolated.engine import open_isolated
 from kvtape.backends.isolated.process import HostProcess, Limits
 from kvtape.backends.isolated.values import RECORDS
@@ -201,3 +205,48 @@ def test_a_host_of_another_kvtape_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(EnvironmentProblem, match="start this program again"):
         open_isolated("llama", model_file("llama"))
     assert (descriptors(), children()) == before
+
+
+def test_a_call_hears_that_its_host_died_before_the_next_host_has_its_socket_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it would wait at the new socket, for an answer that is another's."""
+    host = open_isolated("llama", model_file("llama"))
+    first, control = host.host_pid, host._host.control
+    at_the_socket, may_read = threading.Event(), threading.Event()
+    receive = channel.receive
+
+    def held(sock: socket.socket) -> Any:
+        if threading.current_thread().name == "caller":
+            at_the_socket.set()
+            assert may_read.wait(60)
+        return receive(sock)
+
+    monkeypatch.setattr(channel, "receive", held)
+    told: list[object] = []
+
+    def call() -> None:
+        try:
+            told.append(host.detokenize([5]))
+        except EngineFault as fault:
+            told.append(fault)
+
+    threads = [
+        threading.Thread(target=call, name="caller"),
+        threading.Thread(target=lambda: told.append(host.tokenize("a"))),
+    ]
+    threads[0].start()
+    assert at_the_socket.wait(60)
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    until(lambda: host.host_pid is None)
+    threads[1].start()
+    time.sleep(0.2)
+    assert control.fileno() != -1
+    may_read.set()
+    for thread in threads:
+        thread.join(60)
+    assert isinstance(told[0], EngineFault)
+    assert isinstance(told[1], list)
+    assert (host.hosts_started, control.fileno()) == (2, -1)
+    host.close()
