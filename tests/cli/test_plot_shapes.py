@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvtape.cli.plots.canvas import document, text
+from kvtape.cli.plots.residency import residency_picture
 from kvtape.cli.plots.tradeoffs import tradeoff_picture
+from kvtape.traces.reader import open_log
+from support.logs import write_log
 from support.read_svg import Drawn, Picture, read_svg
+from support.scripted import Script
 
 SERVED: dict[str, Any] = {
     "policy": "stream:sink=4",
@@ -73,3 +79,15 @@ def test_a_name_that_no_xml_can_hold_is_written_all_the_same() -> None:
     )
     picture = read_svg(document(10, 10, name, [text(0, 0, name)]))
     assert (picture.title, picture.texts) == (shown, [shown])
+
+
+def test_a_sink_thinner_than_a_pixel_is_seen_over_the_rest(tmp_path: Path) -> None:
+    long = Script(n_ctx=8192)
+    long.prefill([1] * 4000)
+    with open_log(write_log(tmp_path / "l.duckdb", [long])) as tape:
+        (row,) = tape.sessions(tape.default_run().run_id)
+        picture = read_svg(residency_picture(tape, replace(row, policy="stream:sink=4,recent=60")))
+    areas = [s for s in picture.of("rect")[:-5] if s.classes != ("fill-paper",)]  # the last five are those of the key
+    assert [s.classes for s in areas] == [("fill-resident",), ("fill-recent",), ("fill-sink",)]
+    assert areas[-1].number("height") == 1
+    assert areas[-1].number("y") + 1 == pytest.approx(areas[0].number("y") + areas[0].number("height"), abs=0.5)
