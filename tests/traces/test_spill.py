@@ -11,8 +11,8 @@ from kvtape.traces.spill import limit_memory, spill_path
 from kvtape.traces.verify import verify
 from support.logs import KEY, TickClock, event, run_row, session_row
 
-LIMIT_MIB = 32
-EVENTS, TEXT_BYTES = 12_000, 4_000
+LIMIT_MIB = 16
+EVENTS, TEXT_BYTES = 6_000, 4_000
 
 
 def _memory(recorder: Recorder) -> tuple[int, int]:
