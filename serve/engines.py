@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvtape.backends.errors import EngineFault
+from kvtape.backends.isolated.engine import IsolatedEngine
 from kvtape.backends.lent import LentEngine
 from kvtape.backends.protocol import Backend, Engine, ModelFacts, SessionConfig
 from kvtape.serve.requests import EngineGone
@@ -62,6 +63,11 @@ class SharedEngine:
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         return self._engine.detokenize(tokens)
+
+    def abandon(self) -> None:
+        """End what it computes, however it hangs. Only an engine in a host process can be; of another nothing happens."""
+        if isinstance(self._engine, IsolatedEngine):
+            self._engine.abandon()
 
     def close(self) -> None:
         """Free the model; the pool must be closed before. Idempotent."""

@@ -67,6 +67,7 @@ class LocalService:
     ) -> None:
         self.model_name = model_name
         self.n_ctx = n_ctx
+        self._engine = engine
         self._slots = slots
         self._seats = seats
         self._counted = counted
@@ -153,9 +154,10 @@ class LocalService:
         """The sessions are the pool's to close, when this has returned."""
         self._closed = True
         self._worker.close()
-        if await asyncio.to_thread(self._worker.join, self._limits.grace_s):
-            return
-        self.hurry()
+        for more in (self.hurry, self._engine.abandon):
+            if await asyncio.to_thread(self._worker.join, self._limits.grace_s):
+                return
+            more()
         await asyncio.to_thread(self._worker.join, self._limits.grace_s)
 
     def hurry(self) -> None:

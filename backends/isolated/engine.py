@@ -82,6 +82,12 @@ class HostKeeper:
                 self.started += 1
             return self._host, self._channel
 
+    def kill(self) -> None:
+        """End the host at once, whatever it computes; it is replaced as one that died. From any thread."""
+        host = self._host
+        if host is not None:
+            host.kill()
+
     def close(self) -> None:
         """End the host. Idempotent."""
         with self._lock:
@@ -152,6 +158,10 @@ class IsolatedEngine:
         backend = IsolatedBackend(Channel(ours, host, session, host.limits.answer), opened)
         self._sessions.add(backend)
         return backend
+
+    def abandon(self) -> None:
+        """Kill the host, whatever it computes: calls that wait for it end with EngineFault device_lost."""
+        self._keeper.kill()
 
     def close(self) -> None:
         """Close every session, free the model, and end the host when it is the engine's own. Idempotent."""

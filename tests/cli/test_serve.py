@@ -204,6 +204,26 @@ def test_signals_while_the_log_is_sealed_do_not_end_that(tmp_path: Path, number:
         assert "is sealed" in server.stderr.read()
 
 
+def host_of(server: subprocess.Popen[str]) -> int:
+    children = (Path("/proc") / str(server.pid)).glob("task/*/children")
+    (host,) = {int(pid) for file in children for pid in file.read_text().split()}
+    return host
+
+
+def test_an_engine_that_hangs_does_not_keep_the_server_from_its_end(tmp_path: Path) -> None:
+    log = tmp_path / "tapes"
+    with serving(log, "--n-ctx", "4096", "--isolate", "--grace", "0.5") as (url, server):
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
+            lines = response.iter_lines()
+            next(lines)
+            os.kill(host_of(server), signal.SIGSTOP)
+            server.send_signal(signal.SIGTERM)
+            last = [line for line in lines if line][-1]
+        assert server.wait(20) == 0
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
+    assert json.loads(kvtape("verify", str(log), "--json").out)["ok"]
+
+
 def test_an_engine_host_that_is_killed_takes_one_request_with_it(tmp_path: Path) -> None:
     log = tmp_path / "tapes"
     with serving(log, "--n-ctx", "4096", "--isolate") as (url, server):
@@ -211,9 +231,7 @@ def test_an_engine_host_that_is_killed_takes_one_request_with_it(tmp_path: Path)
         with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
             lines = response.iter_lines()
             next(lines)
-            children = (Path("/proc") / str(server.pid)).glob("task/*/children")
-            (host,) = {pid for file in children for pid in file.read_text().split()}
-            os.kill(int(host), signal.SIGKILL)
+            os.kill(host_of(server), signal.SIGKILL)
             last = [line for line in lines if line][-1]
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
         assert say(url) == whole
