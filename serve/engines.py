@@ -65,7 +65,7 @@ class SharedEngine:
         return self._engine.detokenize(tokens)
 
     def abandon(self) -> None:
-        """End what it computes, however it hangs. Only an engine in a host process can be; of another nothing happens."""
+        """End what it computes, however it hangs; only an engine in a host process can be ended so."""
         if isinstance(self._engine, IsolatedEngine):
             self._engine.abandon()
 
