@@ -107,7 +107,7 @@ class RangeSet:
                 i += 1
             else:
                 j += 1
-        return RangeSet(out)
+        return _normal(out)
 
     def __sub__(self, other: RangeSet) -> RangeSet:
         out: list[Range] = []
@@ -125,7 +125,7 @@ class RangeSet:
                 k += 1
             if start < r.stop:
                 out.append(Range(start, r.stop))
-        return RangeSet(out)
+        return _normal(out)
 
     def issubset(self, other: RangeSet) -> bool:
         return not self - other
@@ -139,3 +139,10 @@ class RangeSet:
 
     def __repr__(self) -> str:
         return "RangeSet(" + " ".join(str(r) for r in self._ranges) + ")"
+
+
+def _normal(ranges: Iterable[Range]) -> RangeSet:
+    """The set of ranges that are sorted, disjoint, non-touching and non-empty already, as what is left of such is."""
+    made = object.__new__(RangeSet)
+    made._ranges = tuple(ranges)
+    return made

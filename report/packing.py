@@ -33,7 +33,7 @@ def pack(columns: Sequence[Ints]) -> str:
         if len(column) and int(np.abs(column).max()) >= 2**52:
             raise ValueError(f"{int(np.abs(column).max())} is more than a script can hold")
         parts.append(_bytes(np.diff(column, prepend=0)))
-    return base64.b64encode(zlib.compress(b"".join(parts), 9)).decode()
+    return base64.b64encode(zlib.compress(b"".join(parts), 6)).decode()
 
 
 def unpack(text: str, n_columns: int, n_rows: int) -> list[Ints]:
