@@ -28,13 +28,19 @@ def data_file(name: str, variable: str) -> Path:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write bytes, or text as UTF-8, beside `path`, then rename: whoever reads finds the old file or the new one.
 
+    A link stays one, and the file that it names is written. What is no file, like /dev/null, /dev/stdout or a pipe, is
+    written into: a rename would put a file in its place.
+
     Raises OSError, which names `path`, and leaves nothing of its own behind.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+            return
         # Two processes that write one file must not rename each other's half.
-        replace_file(path, content, beside=f".{os.getpid()}.new")
+        replace_file(Path(os.path.realpath(path)), content, beside=f".{os.getpid()}.new")
     except OSError as err:
         raise OSError(err.errno, err.strerror, str(path)) from None
 

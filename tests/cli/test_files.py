@@ -38,6 +38,27 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path, name: str) -
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("file")
+    for text in ("made", "written again"):
+        write_whole(tmp_path / "link", text)
+        assert (tmp_path / "file").read_text(encoding="utf-8") == text
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_what_is_no_file_is_written_into_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_whole(pipe, "text")
+        assert os.read(reading, 100) == b"text"
+    finally:
+        os.close(reading)
+    assert pipe.is_fifo()
+    assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
+
+
 def test_two_processes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one writes the same file whole while this one is between its bytes and its rename."""
     path = tmp_path / "answers.json"
