@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,9 +33,9 @@ def _take_file(context: typer.Context, path: str | None) -> str | None:
     if path is None or context.resilient_parsing:
         return path
     names = _names(context)
-    options = read_config(path, str(context.info_name), names, many=_many(context))
+    options = read_config(path, str(context.info_name), names, many=_many(context), flags=_flags(context))
     by_parameter = {parameter: options[name] for parameter, name in names.items() if options.get(name) is not None}
-    context.default_map = by_parameter
+    context.default_map = {parameter: _as_on_the_line(value) for parameter, value in by_parameter.items()}
     context.meta[_FILE] = "stdin" if path == "-" else path
     return path
 
@@ -59,11 +60,12 @@ def configured(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(verb)
     def run(context: typer.Context, config: str | None, print_config: bool, **given: Any) -> Any:
+        names = _names(context)
+        _finite(context, names, given)
         if not print_config:
             return verb(**given)
         from kvtape.cli.output import emit
 
-        names = _names(context)
         options = {names[parameter]: _plain(value) for parameter, value in given.items()}
         emit("config", {"verb": context.info_name, "options": options}, [], as_json=True)
         return 0
@@ -89,15 +91,16 @@ def file_of(context: Any, parameter: str | None) -> str | None:
     return context.meta.get(_FILE) if source is not None and source.name == "DEFAULT_MAP" else None
 
 
-def read_config(path: str, verb: str, names: Mapping[str, str], *, many: frozenset[str]) -> dict[str, Any]:
+def read_config(
+    path: str, verb: str, names: Mapping[str, str], *, many: frozenset[str], flags: frozenset[str]
+) -> dict[str, Any]:
     """The options of a file, or of stdin for `-`, by their names on the line.
 
-    `names`: by parameter, the name of each option that `verb` has; `many`: those that take several values.
-    Raises UsageError for what is no such file, or one of another verb, an unknown or repeated key, or a value that is
-    neither text, number, yes or no nor, for `many`, a list of these. Raises OSError.
+    `names`: by parameter, the name of each option that `verb` has; `many`: those that take several values; `flags`:
+    those that take none. Raises UsageError for what is no such file, or one of another verb, an unknown or repeated
+    key, or a value that is not true or false for one of `flags`, a list of texts or numbers for one of `many`, a text
+    or number for another. Raises OSError.
     """
-    from kvtape.cli.prompts import read_text
-
     where = "stdin" if path == "-" else path
 
     def wrong(what: str) -> NoReturn:
@@ -106,8 +109,8 @@ def read_config(path: str, verb: str, names: Mapping[str, str], *, many: frozens
         raise UsageError(f"{where}: {what}; kvtape {verb} --print-config shows the form")
 
     try:
-        data = json.loads(read_text(path), object_pairs_hook=_once)
-    except ValueError as err:
+        data = json.loads(_read(path), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as err:
         wrong(f"no JSON of a configuration ({err})")
     if not isinstance(data, dict) or not isinstance(data.get("options"), dict):
         wrong("no configuration: options are missing")
@@ -119,11 +122,52 @@ def read_config(path: str, verb: str, names: Mapping[str, str], *, many: frozens
     options: dict[str, Any] = data["options"]
     _known(where, f"option of kvtape {verb}", options, names.values())
     for name, value in options.items():
-        values = value if name in many and isinstance(value, list) else [value]
-        listed = name not in many or value is None or isinstance(value, list)
-        if not listed or not all(v is None or isinstance(v, str | int | float) for v in values):
-            wrong(f"options.{name} is {'a list of texts or numbers' if name in many else 'one text, number or yes/no'}")
+        if value is None:
+            continue
+        if name in flags:
+            fits, wanted = isinstance(value, bool), "true or false"
+        elif name in many:
+            fits, wanted = isinstance(value, list) and all(map(_is_scalar, value)), "a list of texts or numbers"
+        else:
+            fits, wanted = _is_scalar(value), "one text or number"
+        if not fits:
+            wrong(f"options.{name} is to be {wanted}")
     return options
+
+
+def _read(path: str) -> str:
+    """Raises UsageError for a path that is no file, InputRejected for what is not UTF-8, OSError."""
+    from kvtape.backends.errors import UsageError
+    from kvtape.cli.prompts import read_file
+
+    if not path:
+        raise UsageError("--config: the name is empty; give a file that --print-config wrote, or - for stdin")
+    return read_file(path, "a file that --print-config wrote")
+
+
+def _is_scalar(value: Any) -> bool:
+    """A text or number that a command line can hold."""
+    if isinstance(value, str):
+        return not any("\ud800" <= c <= "\udfff" or c == "\0" for c in value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _as_on_the_line(value: Any) -> Any:
+    """Numbers as text, for the parser to read as it reads the line; flags as they are."""
+    if isinstance(value, list):
+        return [_as_on_the_line(each) for each in value]
+    return value if isinstance(value, bool) else str(value)
+
+
+def _finite(context: typer.Context, names: Mapping[str, str], given: Mapping[str, Any]) -> None:
+    """Raises UsageError for an option that is not a number or endless, which no verb can count with."""
+    for parameter, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            from kvtape.backends.errors import UsageError
+
+            file = file_of(context, parameter)
+            where = "" if file is None else f"{file}: "
+            raise UsageError(f"{where}--{names[parameter]} {value}: give a finite number, or leave the option away")
 
 
 def _known(where: str, what: str, given: Mapping[str, Any], allowed: Any) -> None:
@@ -157,6 +201,13 @@ def _many(context: typer.Context) -> frozenset[str]:
         names[str(p.name)]
         for p in context.command.params
         if p.name in names and (getattr(p, "multiple", False) or p.nargs != 1)
+    )
+
+
+def _flags(context: typer.Context) -> frozenset[str]:
+    names = _names(context)
+    return frozenset(
+        names[str(p.name)] for p in context.command.params if p.name in names and getattr(p, "is_flag", False)
     )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvtape.backends.protocol import Engine
     from kvtape.backends.session import Session
 
-__all__ = ["Message", "Script", "chat_script", "read_chat", "read_text", "text_script"]
+__all__ = ["Message", "Script", "chat_script", "read_chat", "read_file", "read_text", "text_script"]
 
 ROLES = ("system", "user", "assistant")
 
@@ -43,7 +43,7 @@ class Script:
 
 def read_text(path: str) -> str:
     """The text of a file, or of stdin for `-`. Raises InputRejected when it is empty or not UTF-8."""
-    text = _decode(path, "a text file")
+    text = read_file(path, "a text file")
     if not text.strip():
         raise InputRejected(f"{_name(path)}: the text is empty; give at least one word")
     return text
@@ -51,7 +51,7 @@ def read_text(path: str) -> str:
 
 def read_chat(path: str) -> list[Message]:
     """JSON lines `{"role": ..., "content": ...}`. Raises InputRejected naming the line that is wrong."""
-    text = _decode(path, "a chat file, one JSON message a line")
+    text = read_file(path, "a chat file, one JSON message a line")
     messages = [_message(path, n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not any(m.role == "user" for m in messages):
         raise InputRejected(f"{_name(path)}: the chat has no user message")
@@ -118,7 +118,11 @@ def _message(path: str, number: int, line: str) -> Message:
     return Message(role, content)
 
 
-def _decode(path: str, wanted: str) -> str:
+def read_file(path: str, wanted: str) -> str:
+    """What a file holds, or stdin for `-`. `wanted`: what it is to be, for the errors.
+
+    Raises UsageError for a path that is no file, InputRejected for what is not UTF-8, OSError.
+    """
     if path == "-":
         data = sys.stdin.buffer.read()
     else:

@@ -25,7 +25,10 @@ def top(
     log: LogPath,
     session: SessionId = None,
     every: Annotated[
-        float, typer.Option("--every", metavar="S", min=0.1, help="Seconds between two looks, or more on a large log.")
+        float,
+        typer.Option(
+            "--every", metavar="S", min=0.1, max=3600.0, help="Seconds between two looks, or more on a large log."
+        ),
     ] = 1.0,
     once: Annotated[
         bool, typer.Option("--once", help="Look once and print it; so does --json, and so does a pipe.")

@@ -96,6 +96,19 @@ def kvtape_with_file(body: object) -> object:
         return printed("record", "--config", file.name)
 
 
+def test_a_number_in_a_file_is_read_as_on_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps({"options": {"log": 5, "n-ctx": "64", "text": 1.5}}))
+    assert printed("record", "--config", file) == printed("record", "--log", "5", "--n-ctx", "64", "--text", "1.5")
+
+
+@pytest.mark.parametrize("given", [["whatif", "--pace"], ["serve", "--grace"], ["curve", "--warmup"]])
+def test_an_endless_number_is_refused(given: list[str]) -> None:
+    ran = kvtape(*given, "inf", *NEEDED[given[0]])
+    assert (ran.code, ran.out) == (2, "")
+    assert f"{given[1]} inf: give a finite number" in ran.err
+
+
 def test_the_line_goes_before_the_file(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     file.write_text(json.dumps({"options": {"log": "l", "n-ctx": 64, "threads": 3, "deadline": None}}))
@@ -114,8 +127,14 @@ def test_the_line_goes_before_the_file(tmp_path: Path) -> None:
         ('{"options": {}, "optoins": {}}', ["unknown key", "did you mean 'options'?"]),
         ('{"options": {"polcy": "none"}}', ["unknown option of kvtape record", "did you mean 'policy'?"]),
         ('{"options": {"log": "a", "log": "b"}}', ["log is there twice"]),
-        ('{"options": {"log": ["a"]}}', ["options.log is one text"]),
-        ('{"options": {"log": {"a": 1}}}', ["options.log is one text"]),
+        ('{"options": {"log": ["a"]}}', ["options.log is to be one text or number"]),
+        ('{"options": {"log": {"a": 1}}}', ["options.log is to be one text"]),
+        ('{"options": {"log": true}}', ["options.log is to be one text"]),
+        ('{"options": {"log": "\\ud800"}}', ["options.log is to be one text"]),
+        ('{"options": {"content": "maybe"}}', ["options.content is to be true or false"]),
+        ('{"options": {"log": "l", "deadline": 1e400}}', ["--deadline inf", "finite"]),
+        ("", ["no JSON"]),
+        ("[" * 100_000, ["no JSON"]),
         ('{"options": {"log": "l", "n-ctx": "many"}}', ["'--n-ctx'", "valid integer"]),
         ('{"options": {}, "verb": "whatif"}', ["a configuration of kvtape whatif, not of kvtape record"]),
         ('{"options": {}, "schema": "kvtape.config/9"}', ["this kvtape reads kvtape.config/1"]),
