@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from kvtape.cli.app import app
-from support.page_runs import PageFailed, prepare, refilled, run_block
+from support.page_runs import PageFailed, refilled, run_block
 from support.pages import NOT_RUN, PAGES, RUN_ELSEWHERE, Block, alike, blocks, commands, steps
 from support.repository import ROOT, tracked_files
 
@@ -23,13 +23,6 @@ PICTURES = ("json", "sql", "text")
 
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("page")
-    prepare(folder)
-    return folder
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,6 @@ from kvtape.cli.app import app
 from kvtape.eval.gate.report import body_of
 from kvtape.sim.whatif.rows import FIGURES
 from support.command import kvtape
-from support.page_runs import prepare
 from support.repository import ROOT
 
 PAGE = ROOT / "docs" / "metrics.md"
@@ -53,10 +53,8 @@ def sections() -> dict[str, tuple[str, ...]]:
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("metrics")
-    prepare(folder)
-    return folder
+def here(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(prepared, tmp_path_factory.mktemp("metrics") / "here", symlinks=True)
 
 
 def said(folder: Path, command: str) -> dict[str, Any]:

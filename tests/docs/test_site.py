@@ -16,7 +16,7 @@ import yaml
 from pymdownx.slugs import slugify
 
 from support.browser import running_browser
-from support.pages import PARSER
+from support.pages import parsed, rendered
 from support.repository import ROOT, tracked_files
 
 PAGES = [n for n in tracked_files() if re.fullmatch(r"docs/[\w-]+\.md", n)]
@@ -99,14 +99,14 @@ def test_every_link_and_anchor_leads_somewhere(site: dict[str, Elements]) -> Non
 def test_a_page_looks_as_it_does_on_github(name: str, site: dict[str, Elements]) -> None:
     """Two readings of Markdown, CommonMark and the site's, find the same tables, lists, headings and code blocks."""
     text = (ROOT / name).read_text(encoding="utf-8")
-    assert site[f"{Path(name).stem}.html"].article().counts() == Elements(PARSER.render(text)).counts()
+    assert site[f"{Path(name).stem}.html"].article().counts() == Elements(rendered(text)).counts()
 
 
 @cache
 def anchors(name: str) -> frozenset[str]:
     """The anchors of a page's headings, as GitHub and the site name them."""
     slug = slugify(case="lower")
-    tokens = PARSER.parse((ROOT / name).read_text(encoding="utf-8"))
+    tokens = parsed((ROOT / name).read_text(encoding="utf-8"))
     titles = [tokens[i + 1].children or [] for i, t in enumerate(tokens) if t.type == "heading_open"]
     return frozenset(slug("".join(c.content for c in title), "-") for title in titles)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import write_pictures
 
 from kvtape.cli.demo_script import ESSAY
@@ -39,22 +40,29 @@ def test_every_block_says_what_it_is() -> None:
         assert set(block.words[1:]) <= set(NOT_RUN), block.line
 
 
-def test_two_commands_lead_to_a_report_and_a_third_to_ones_own_trace(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder that the demo made without an engine, and what it said."""
+    folder = tmp_path_factory.mktemp("demo") / "demo-out"
+    ran = kvtape("demo", "--modelled", "--out", folder)
+    assert ran.code == 0
+    return folder, ran.out
+
+
+def test_two_commands_lead_to_a_report_and_a_third_to_ones_own_trace(demo: tuple[Path, str]) -> None:
     """The two are targets of the Makefile; what they call writes the report, and says the third."""
     shown = next(b.text for b in blocks(README) if "make demo" in b.text)
     assert re.findall(r"^make (\w+)", shown, re.MULTILINE) == ["setup", "demo"]
     rules = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert re.search(r"^demo: setup .*\n\t\$\(BIN\)/kvtape demo --out \$\(DEMO_OUT\)$", rules, re.MULTILINE)
-    ran = kvtape("demo", "--modelled", "--out", tmp_path / "demo-out")
-    assert ran.code == 0
-    assert (tmp_path / "demo-out" / "report.html").stat().st_size > 10_000
-    assert "whatif trace.jsonl" in ran.out.splitlines()[-1]
+    folder, said = demo
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert "whatif trace.jsonl" in said.splitlines()[-1]
 
 
-def test_what_it_says_of_the_bundled_log_is_so(tmp_path: Path) -> None:
-    assert kvtape("demo", "--modelled", "--out", tmp_path).code == 0
+def test_what_it_says_of_the_bundled_log_is_so(demo: tuple[Path, str]) -> None:
     question = "SELECT sum(n_tokens) AS n FROM events WHERE session_id = 'essay' AND turn = 1 AND op = 'prefill'; "
-    found = kvtape("sql", tmp_path / "demo.duckdb", question.rstrip("; "))
+    found = kvtape("sql", demo[0] / "demo.duckdb", question.rstrip("; "))
     assert found.out.splitlines()[-1] == "3453"
     assert ESSAY.n_ctx == 1024
     assert "stream:sink=4,recent=508" in ESSAY.policy

@@ -37,10 +37,11 @@ def part_of(name: str) -> list[Block]:
     return blocks(re.split(r"^<!-- \w+ -->$", text.partition(f"<!-- {name} -->")[2], flags=re.MULTILINE)[0])
 
 
-def _copied(target: Path) -> Path:
-    """The sources as the page is followed in them, and what pages take for granted."""
-    copy_rooms(target)
+def _copied(target: Path, *, rooms: bool) -> Path:
+    """What pages take for granted, and the sources where the page changes them."""
     here = target / "kvtape"
+    if rooms:
+        copy_rooms(target)
     for name in BESIDE:
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, here / name)
@@ -100,6 +101,7 @@ def followed(name: str, target: Path) -> tuple[list[Block], list[str]]:
 
     Raises AssertionError where a change does not apply or a command has another exit code.
     """
-    here, found = _copied(target), part_of(name)
+    found = part_of(name)
+    here = _copied(target, rooms=any(block.language == "diff" for block in found))
     with mock.patch.dict(os.environ, QUICK):
         return found, [_follow(block, here) for block in found]

@@ -15,12 +15,26 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
 from support.repository import tracked_files
 
-__all__ = ["NOT_RUN", "PAGES", "PARSER", "RUN_ELSEWHERE", "Block", "Step", "alike", "blocks", "commands", "steps"]
+__all__ = [
+    "NOT_RUN",
+    "PAGES",
+    "RUN_ELSEWHERE",
+    "Block",
+    "Step",
+    "alike",
+    "blocks",
+    "commands",
+    "parsed",
+    "rendered",
+    "steps",
+]
 
 NOT_RUN = {
     "slow": "takes some seconds: `make docs` runs it, the suite does not",
@@ -43,7 +57,7 @@ RUN_ELSEWHERE = {
 
 PAGES = tuple(n for n in tracked_files() if n.startswith("docs/") and n.endswith(".md") and n not in RUN_ELSEWHERE)
 
-PARSER = MarkdownIt("commonmark").enable("table")
+_PARSER = MarkdownIt("commonmark").enable("table")
 _DIGEST = re.compile(r"\b(digest) [0-9a-f]{64}\b")
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,.]*(?:e[-+]?\d+)?")
 _HEX = re.compile(r"\b[0-9a-f]{8,}\b")
@@ -78,10 +92,22 @@ class Step:
     code: int
 
 
+@cache
+def parsed(page: str) -> tuple[Token, ...]:
+    """What CommonMark reads in the text of a page. Read once: several tests ask, and a long page takes a while."""
+    return tuple(_PARSER.parse(page))
+
+
+def rendered(page: str) -> str:
+    """The text of a page as HTML, as CommonMark reads it."""
+    html: str = _PARSER.renderer.render(parsed(page), _PARSER.options, {})
+    return html
+
+
 def blocks(page: str) -> list[Block]:
     """All code blocks of the text of a page, in order, indented ones too."""
     found = []
-    for token in PARSER.parse(page):
+    for token in parsed(page):
         if token.type in ("fence", "code_block"):
             assert token.map is not None
             words = tuple(token.info.split())
