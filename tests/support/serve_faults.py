@@ -154,9 +154,9 @@ class Supervised:
         self._end("server_stopped", lambda: self.server.process.terminate())
 
     def _disk_full(self) -> None:
-        """No file of the server may grow past what the log has now, and a little."""
-        largest = max(f.stat().st_size for f in self.log.glob("*.duckdb.wal"))
-        limit = largest + _ROOM_BYTES
+        """No file of the server may grow past what its segment has now, and a little."""
+        newest = max((f.stat() for f in self.log.glob("*.duckdb.wal")), key=lambda found: found.st_mtime_ns)
+        limit = newest.st_size + _ROOM_BYTES
         self._end("disk_full", lambda: resource.prlimit(self.server.pid, resource.RLIMIT_FSIZE, (limit, limit)))
 
     def _disk_slow(self) -> None:
