@@ -57,13 +57,16 @@ def _of_llama(shape: ModelShape) -> _Tokenizer:
 def _of_openvino(shape: ModelShape, first: EnvironmentProblem) -> _Tokenizer:
     from importlib.util import find_spec
 
-    from kvtape.backends.openvino.tokenizer import NativeTokenizer
-
-    if find_spec("openvino_tokenizers") is None:
+    if find_spec("openvino") is None or find_spec("openvino_tokenizers") is None:
+        if Path(shape.path).is_dir():
+            raise EnvironmentProblem(
+                f"{shape.path}: the tokeniser of a model folder is OpenVINO's, which is not here; "
+                "pip install 'kvtape[openvino]'"
+            )
         raise EnvironmentProblem(
-            f"the reference takes its tokeniser from llama.cpp or OpenVINO, and neither is here ({first}); "
-            "pip install 'kvtape[llama]'"
+            f"the reference takes its tokeniser from llama.cpp or OpenVINO, and neither is here: {first}"
         )
+    from kvtape.backends.openvino.tokenizer import NativeTokenizer
 
     class Native:
         _inner = NativeTokenizer(Path(shape.path), shape.tokenizer, shape.n_vocab)
