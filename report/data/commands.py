@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kvtape.planner.rows import RunRow, SessionRow
 
-__all__ = ["RECORD", "config_of", "made_by", "repeated"]
+__all__ = ["RECORD", "ROOFLINE", "config_of", "made_by", "repeated"]
 
 RECORD: Final = "kvtape record --text FILE --log L"
 """What makes a log that has everything a report can show."""
@@ -44,7 +44,7 @@ _SIMULATE: Final = {
     "pace": "--pace",
 }
 _ENGINES: Final = ("llama", "openvino", "reference")
-_ROOFLINE: Final = "flops=1e12,bytes_per_s=5e10,params=1e9,weight_bytes=1e9,row_bytes=32768"
+ROOFLINE: Final = "flops=1e12,bytes_per_s=5e10,params=1e9,weight_bytes=1e9,row_bytes=32768"
 """For logs without times of an engine; whoever uses it puts the numbers of a machine and a model in."""
 
 
@@ -85,7 +85,7 @@ def repeated(log: str, sessions: Sequence[SessionRow], results: Sequence[str], r
         on = " ".join(f"--on {engine}" for engine in engines)
         found["does an engine hold the same?"] = f"kvtape replay {place} {on} --json > replay.json"
     if sessions:
-        learnt = f"kvtape calibrate {place}" if engines else f"kvtape calibrate --roofline {_ROOFLINE}"
+        learnt = f"kvtape calibrate {place}" if engines else f"kvtape calibrate --roofline {ROOFLINE}"
         found["what would other policies cost?"] = (
             f"{learnt} --out costs.json\n"
             f"kvtape whatif {place} --costs costs.json --policy none --policy stream --policy class "

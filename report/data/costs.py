@@ -12,7 +12,8 @@ __all__ = ["Cost", "costs"]
 @dataclass(frozen=True, slots=True)
 class Cost:
     """`tokens`: that the events were about; None where no event says. `computed`: tokens the engine computed in
-    prefills and rebuilds. `elapsed_ns`: their sum; None where nothing was measured; `measured`: of how many events."""
+    prefills and rebuilds. `elapsed_ns`: their sum; None where nothing was measured; `measured`: of how many events;
+    `measured_tokens`: that those were about."""
 
     run_id: str
     session_id: str
@@ -23,6 +24,7 @@ class Cost:
     computed: int | None
     measured: int
     elapsed_ns: int | None
+    measured_tokens: int | None
 
 
 def costs(log: Log) -> list[Cost]:
@@ -32,5 +34,6 @@ def costs(log: Log) -> list[Cost]:
 
 _QUERY = """
     SELECT run_id, session_id, op::VARCHAR, way::VARCHAR, count(*)::BIGINT, sum(n_tokens)::BIGINT,
-        sum(physical_prefill_tokens)::BIGINT, count(elapsed_ns)::BIGINT, sum(elapsed_ns)::BIGINT
+        sum(physical_prefill_tokens)::BIGINT, count(elapsed_ns)::BIGINT, sum(elapsed_ns)::BIGINT,
+        (sum(n_tokens) FILTER (elapsed_ns IS NOT NULL))::BIGINT
     FROM events WHERE op NOT IN ('open', 'prompt', 'generate', 'close') GROUP BY ALL ORDER BY ALL"""

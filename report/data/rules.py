@@ -127,4 +127,6 @@ def _engines(text: str) -> str:
         said = json.loads(text)
     except ValueError:
         return text
-    return ", ".join(f"{name} {of}" for name, of in sorted(said.items())) if isinstance(said, dict) else text
+    if not isinstance(said, dict):
+        return text
+    return ", ".join(f"{name} {of}" for name, of in sorted(said.items())) or "none"

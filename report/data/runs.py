@@ -38,8 +38,8 @@ SELECT run_id, count(*) AS turns, sum(prompt_tokens)::BIGINT AS offered, sum(com
 FROM turns GROUP BY run_id
 """
 _COSTS = """
-SELECT run_id, sum(computed_tokens)::BIGINT AS computed, sum(elapsed_ns)::BIGINT AS elapsed_ns FROM costs
-GROUP BY run_id
+SELECT run_id, sum(physical_prefill_tokens)::BIGINT AS computed, sum(elapsed_ns)::BIGINT AS elapsed_ns FROM events
+WHERE op NOT IN ('open', 'prompt', 'generate', 'close') GROUP BY run_id
 """
 _PROMPTS = "SELECT run_id, sum(n_tokens)::BIGINT AS tokens FROM events WHERE op = 'prompt' GROUP BY run_id"
 _PEAKS = """

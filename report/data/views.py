@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvtape.planner.event_columns import OP_CODES
+from kvtape.planner.events import Op
 from kvtape.planner.rows import SessionRow
 from kvtape.planner.specs import PolicySpec, SpecError, parse_policy
 from kvtape.planner.table import Ints
@@ -44,12 +46,15 @@ class Limits:
 class SessionView:
     """One session. `lost_at`: the event from which nothing is known. `thin`: what the page holds of it.
 
-    `texts`: the distinct reasons of its events, by the numbers in `thin.text`.
+    `evicts`, `admits`: how many events of these kinds, also where it is thinned out. `texts`: the distinct reasons of
+    its events, by the numbers in `thin.text`.
     """
 
     row: SessionRow
     label: str
     n_events: int
+    evicts: int
+    admits: int
     history: History
     limits: Limits
     texts: tuple[str, ...]
@@ -83,7 +88,8 @@ def _view(log: Log, row: SessionRow, every: int, several: bool) -> SessionView:
     at, elapsed, codes, texts = _details(log, row, len(columns))
     thin = thinned(columns, past, at, elapsed, codes, every)
     label = f"{row.run_id} / {row.session_id}" if several else row.session_id
-    return SessionView(row, label, len(columns), past, limits, texts, thin, lost)
+    evicts, admits = (int((columns.op == OP_CODES[op]).sum()) for op in (Op.EVICT, Op.ADMIT))
+    return SessionView(row, label, len(columns), evicts, admits, past, limits, texts, thin, lost)
 
 
 def _limits(log: Log, row: SessionRow) -> Limits:

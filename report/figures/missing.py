@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+
+from kvtape.report.data.commands import ROOFLINE
 from kvtape.report.panel import Missing
 from kvtape.report.sources import Sources
 
@@ -12,7 +15,7 @@ def no_sessions(sources: Sources) -> tuple[Missing, ...]:
     """Runs of results have no sessions of their own."""
     runs = ", ".join(run.run_id for run in sources.shown)
     what = f"Run {runs} has no session with events. Record one, or name another run of the log."
-    command = f"kvtape record --text FILE --log L\nkvtape report {sources.log.path.name} RUN"
+    command = f"kvtape record --text FILE --log L\nkvtape report {shlex.quote(sources.log.path.name)} RUN"
     return (Missing(what, command),)
 
 
@@ -25,6 +28,7 @@ def no_effects(sources: Sources) -> tuple[Missing, ...]:
         "decode or evict is in them. Simulate the workload, and report that."
     )
     log = sources.log.path.name
-    command = f"kvtape simulate {log} --policy stream:sink=4,recent=1020 --costs costs.json --log simulated.duckdb"
-    costs = "kvtape calibrate RECORDED.duckdb --out costs.json"
+    costs = f"kvtape calibrate --roofline {ROOFLINE} --out costs.json   # numbers of your machine and model"
+    what_if = "--n-ctx 2048 --policy stream:sink=4,recent=1020 --costs costs.json"
+    command = f"kvtape simulate {shlex.quote(log)} {what_if} --log simulated.duckdb"
     return (Missing(what, f"{costs}\n{command}\nkvtape report simulated.duckdb"),)

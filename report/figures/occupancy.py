@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtape.report.data.views import SessionView
+from kvtape.report.data.views import Limits, SessionView
 from kvtape.report.figures.missing import no_effects, no_sessions
 from kvtape.report.figures.residency import thinning
 from kvtape.report.panel import Cell, Figure, Panel, Table
@@ -31,12 +31,21 @@ def occupancy_panel(sources: Sources) -> Panel:
 
 def _summary(view: SessionView) -> str:
     peak, limits = _peak(view), view.limits
-    budget = max((tokens for _, tokens in limits.plans), default=limits.policy_budget)
-    stated = "No plan was made" if not limits.plans else f"The plans worked to a budget of {budget:,} tokens"
-    if not limits.plans and budget is not None:
-        stated = f"The policy's budget is {budget:,} tokens"
     of = "" if not limits.context else f", {peak / limits.context:.0%} of the context of {limits.context:,}"
-    return f"Session {view.label}: at most {peak:,} tokens resident{of}. {stated}."
+    return f"Session {view.label}: at most {peak:,} tokens resident{of}. {_budgets(limits)}."
+
+
+def _budgets(limits: Limits) -> str:
+    if not limits.plans:
+        return (
+            "No plan was made"
+            if limits.policy_budget is None
+            else f"The policy's budget is {limits.policy_budget:,} tokens"
+        )
+    budgets = sorted({tokens for _, tokens in limits.plans})
+    if len(budgets) == 1:
+        return f"The plans worked to a budget of {budgets[0]:,} tokens"
+    return f"The plans worked to budgets of {budgets[0]:,} to {budgets[-1]:,} tokens"
 
 
 def _peak(view: SessionView) -> int:

@@ -9,7 +9,7 @@ from kvtape.eval.certification.report import COLUMNS as CERTIFIED_COLUMNS
 from kvtape.eval.certification.report import cells
 from kvtape.eval.gate.report import COLUMNS as GATE_COLUMNS
 from kvtape.eval.gate.report import cells_of, percent
-from kvtape.report.data.proofs import Proof, precisions, proofs_of, refusals
+from kvtape.report.data.proofs import Precision, Proof, precisions, proofs_of, refusals
 from kvtape.report.figures.fidelity import fidelity_parts
 from kvtape.report.given.reading import Named
 from kvtape.report.given.shapes import Gate, GateRow
@@ -56,7 +56,7 @@ def _precisions(sources: Sources) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (
             *(p.engine, p.engine_version, p.model, p.keys, p.values),
-            *(p.knob or "base: needs no proof", _let_through(p.certified), p.sessions),
+            *(p.knob or _base(p), _let_through(p), p.sessions),
         )
         for p in precisions(sources.log, sources.sessions)
     ]
@@ -64,8 +64,15 @@ def _precisions(sources: Sources) -> Table:
     return Table("How the sessions shown stored their rows", columns, rows)
 
 
-def _let_through(certified: bool | None) -> str:
-    return "not needed" if certified is None else "yes" if certified else "NO: opened uncertified"
+def _base(p: Precision) -> str | None:
+    """Of what stores no rows (an imported trace, a simulation) nothing is said."""
+    return None if p.keys is None else "base: needs no proof"
+
+
+def _let_through(p: Precision) -> str | None:
+    if p.certified is None:
+        return None if p.keys is None else "not needed"
+    return "yes" if p.certified else "NO: opened uncertified"
 
 
 def _certified(proofs: Sequence[Proof]) -> Iterable[Table]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
-from kvtape.planner.events import Op
 from kvtape.report.data.history import STATES
 from kvtape.report.data.views import SessionView
 from kvtape.report.figures.missing import no_effects, no_sessions
@@ -55,7 +52,8 @@ def thinning(sources: Sources) -> str:
         names = ", ".join(f"{v.label} ({v.n_events:,} events, every {v.thin.every})" for v in thin)
         parts.append(f"Of long sessions the state after every k-th event is held: {names}.")
     parts += [
-        f"{v.label} lost events from {v.lost_at:,} on: nothing is known after that."
+        f"{v.label} lost events from {v.lost_at:,} on: what it held after that is not known; sums are over the events "
+        "that were recorded."
         for v in sources.views
         if v.lost_at is not None
     ]
@@ -76,13 +74,12 @@ def _summary(view: SessionView) -> str:
 def _table(sources: Sources) -> Table:
     columns = ("session", "events", "tape positions", "most resident (tokens)", "evicts", "admits")
     shares = tuple(f"{name} (share of pairs)" for name in STATES[1:])
-    return Table("The map in numbers", columns + shares, [_row(view) for view in sources.views])
+    title = "The map in numbers; pairs of an event and a position that was on the tape by then"
+    return Table(title, columns + shares, [_row(view) for view in sources.views])
 
 
 def _row(view: SessionView) -> tuple[Cell, ...]:
     past = view.history
-    ops = Counter(int(code) for code in view.thin.op) if view.thin.every == 1 else None
-    codes = {op: i for i, op in enumerate(Op)}
     areas = np.zeros(len(STATES))
     shapes = past.rectangles
     np.add.at(areas, shapes.state, (shapes.stop - shapes.start) * (shapes.until - shapes.since))
@@ -92,7 +89,7 @@ def _row(view: SessionView) -> tuple[Cell, ...]:
         view.n_events,
         int(past.tape_length.max(initial=0)),
         int(past.resident.max(initial=0)),
-        None if ops is None else ops[codes[Op.EVICT]],
-        None if ops is None else ops[codes[Op.ADMIT]],
+        view.evicts,
+        view.admits,
         *(float(a / total) if total else 0.0 for a in areas[1:]),
     )

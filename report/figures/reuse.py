@@ -19,7 +19,7 @@ MOST_BARS = 240
 _LEAD = (
     "What each turn's prompt found in the cache: tokens reused, tokens that had been evicted and stayed forgotten, and "
     "tokens past the common prefix that had to be computed; with those put behind the prefix. Below, why the engine "
-    "computed prompt tokens. Sums over the sessions of this page."
+    "computed prompt tokens, summed over all sessions of the runs shown."
 )
 
 
@@ -30,7 +30,8 @@ def reuse_panel(sources: Sources) -> Panel:
     if nothing := no_effects(sources):
         return Panel("reuse", title, _LEAD, missing=nothing)
     labels = {(v.row.run_id, v.row.session_id): v.label for v in sources.views}
-    found, why = turns(sources.log, list(labels)), reasons(sources.log, labels)
+    found = turns(sources.log, list(labels))
+    why = reasons(sources.log, {(s.run_id, s.session_id) for s in sources.sessions})
     figures: list[Figure] = []
     missing: list[Missing] = []
     if found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Final
 
 from kvtape.report.data.commands import repeated
@@ -53,7 +54,8 @@ def rules_panel(sources: Sources) -> Panel:
             [(what, said.replace("\n", " && ")) for what, said in commands.items()],
         ),
     ]
-    missing = () if facts.sealed else (Missing("The log is not sealed.", f"kvtape repair {facts.name} --out NEW"),)
+    repair = f"kvtape repair {shlex.quote(facts.name)} --out NEW"
+    missing = () if facts.sealed else (Missing("The log is not sealed.", repair),)
     return Panel("rules", "Rules, digests, versions", _LEAD, (), tuple(t for t in tables if t is not None), missing)
 
 

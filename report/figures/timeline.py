@@ -67,7 +67,7 @@ def _row(label: str, c: Cost) -> tuple[Cell, ...]:
         "" if c.computed is None else c.computed,
         ms,
         None if ms is None else ms / c.measured,
-        "" if not c.tokens else None if ms is None else ms / c.tokens,
+        "" if not c.tokens else None if ms is None or not c.measured_tokens else ms / c.measured_tokens,
     )
 
 
@@ -81,4 +81,8 @@ def _summary(view: SessionView, found: Sequence[Cost]) -> str:
         by_op[c.op] = by_op.get(c.op, 0) + (c.elapsed_ns or 0)
     most = sorted(by_op.items(), key=lambda pair: (-pair[1], pair[0]))[:3]
     parts = ", ".join(f"{op} {ns / total:.0%}" for op, ns in most if ns)
-    return f"Session {view.label}: operations took {total / 1e9:,.1f} s in all; of that {parts}."
+    return f"Session {view.label}: operations took {_seconds(total)} in all; of that {parts}."
+
+
+def _seconds(ns: int) -> str:
+    return f"{ns / 1e9:,.1f} s" if ns >= 1e10 else f"{ns / 1e9:.3g} s"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from kvtape.planner.events import Op
 from kvtape.report.data import views
 from kvtape.report.data.history import STATES
+from kvtape.report.data.runs import run_costs
 from kvtape.report.figures.occupancy import occupancy_panel
 from kvtape.report.figures.residency import residency_panel
 from kvtape.report.figures.reuse import reuse_panel
@@ -19,6 +22,7 @@ from kvtape.report.sources import choose
 from kvtape.testing.event_script import EventScript
 from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import Recorder
+from support.command import kvtape
 from support.logs import KEY, TickClock, run_row, script, session_row, write_log
 from support.long_log import write_long_log
 
@@ -77,6 +81,8 @@ def test_of_many_and_long_sessions_a_part_is_shown_and_named(tmp_path: Path, mon
         long, short = sources.views
         assert short.thin.every == 1
         assert long.thin.every == -(-long.n_events // 100)
+        ops = [e.op for e in log.events("long", "session-2")]
+        assert (long.evicts, long.admits) == (ops.count(Op.EVICT), ops.count(Op.ADMIT)) != (0, 0)
         lead = residency_panel(sources).lead
         assert "the 2 of 3 sessions that have the most events; choose others with --session" in lead
         assert f"session-2 ({long.n_events:,} events, every {long.thin.every})" in lead
@@ -88,7 +94,7 @@ def test_a_session_that_lost_events_is_shown_up_to_there(tmp_path: Path) -> None
     made.end("lost")
     with open_log(write_events(tmp_path / "l.duckdb", made)) as log:
         sources = choose(log)
-        assert "session lost events from 2 on: nothing is known after that" in residency_panel(sources).lead
+        assert "session lost events from 2 on: what it held after that is not known" in residency_panel(sources).lead
         assert sources.views[0].n_events == 3
 
 
@@ -109,3 +115,49 @@ def test_what_was_not_timed_is_said(tmp_path: Path) -> None:
         panel = timeline_panel(choose(log))
         assert "No operation of these sessions was timed" in panel.missing[0].what
         assert "how long they took was not measured" in panel.figures[0].summary
+
+
+def test_a_time_is_over_what_was_timed_and_tokens_over_everything(tmp_path: Path) -> None:
+    made = EventScript(64)
+    for _ in range(3):
+        made.step("prefill", 8, 0)
+    counts = [e.n_tokens or 0 for e in made.events]
+    timed = {1: 5_000_000, 2: None, 3: 1_000_000}
+    made.events = [
+        replace(e, elapsed_ns=timed.get(e.seq), physical_prefill_tokens=e.n_tokens if e.seq else None)
+        for e in made.events
+    ]
+    with open_log(write_events(tmp_path / "l.duckdb", made)) as log:
+        panel = timeline_panel(choose(log))
+        (row,) = panel.tables[0].rows
+        assert row[3:] == (3, sum(counts[1:]), sum(counts[1:]), 6.0, 3.0, 6.0 / (counts[1] + counts[3]))
+        assert "operations took 0.006 s in all" in panel.figures[0].summary
+        (run,) = run_costs(log, ["run"])
+        assert (run.computed, run.elapsed_ns) == (sum(counts[1:]), 6_000_000)
+
+
+def test_budgets_of_plans_are_named_from_least_to_most(tmp_path: Path) -> None:
+    with open_log(write_long_log(tmp_path / "l.duckdb", [300])) as log:
+        sources = choose(log)
+        budgets = {p.budget_tokens for p in log.plans("long", "session-1").values()}
+        assert len(budgets) > 1
+        summary = occupancy_panel(sources).figures[0].summary
+        assert f"The plans worked to budgets of {min(budgets):,} to {max(budgets):,} tokens." in summary
+
+
+def test_what_is_advised_for_a_workload_makes_a_report_with_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = '{"timestamp": %d, "input_length": 700, "output_length": 4, "hash_ids": [1, %d]}'
+    Path("trace.jsonl").write_text("\n".join(request % (i, i + 2) for i in range(2)), encoding="utf-8")
+    assert kvtape("import", "trace.jsonl", "--format", "mooncake", "--log", "a trace.duckdb").code == 0
+    with open_log(Path("a trace.duckdb")) as log:
+        (missing,) = residency_panel(choose(log)).missing
+    commands = [shlex.split(line, comments=True) for line in missing.command.splitlines()]
+    assert [command[:2] for command in commands] == [["kvtape", v] for v in ("calibrate", "simulate", "report")]
+    for command in commands:
+        ran = kvtape(*command[1:])
+        assert ran.code == 0, ran.err
+    with open_log(Path("simulated.duckdb")) as log:
+        assert all(make(choose(log)).figures for make in PANELS)
