@@ -49,6 +49,7 @@ def demo(
 
 
 def _recorded(out: Path, model: Path | None, threads: int, kv_type: str | None, *, as_json: bool) -> int:
+    from kvtape.backends.errors import EnvironmentProblem
     from kvtape.cli.demo_record import record_demo
     from kvtape.cli.demo_results import demo_results, fresh, write_result
     from kvtape.cli.logs import opened
@@ -56,8 +57,11 @@ def _recorded(out: Path, model: Path | None, threads: int, kv_type: str | None, 
     from kvtape.cli.output import Section, note
     from kvtape.cli.replay import replay_log, replay_sections
 
-    path = model if model is not None else demo_model()
-    _require_engines()
+    try:
+        path = model if model is not None else demo_model()
+        _require_engines()
+    except EnvironmentProblem as missing:
+        raise EnvironmentProblem(f"{missing}, or see it without an engine: kvtape demo --modelled") from None
     log = fresh(out)
     note(f"1/4 recording two sessions of {path.name} on llama.cpp into {log}")
     answer = record_demo(log, path, threads, kv_type)

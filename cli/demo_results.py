@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -117,7 +117,9 @@ def demo_results(tape: Log, out: Path, trained: int) -> DemoResults:
     write_result(out, "curve", curve)
     write_whole(out / "costs.json", canonical_json(costs) + "\n")  # as kvtape calibrate --out writes it
     events = tape.sql("SELECT count(*) FROM events")[1][0][0]
-    return DemoResults(out, digest, events, answers, tried, curve, curve_sections(trace, swept)[0])
+    rates = curve_sections(trace, swept)[0]
+    rates = replace(rates, title=f"{rates.title}, every request counted (--warmup 0)")
+    return DemoResults(out, digest, events, answers, tried, curve, rates)
 
 
 def fresh(out: Path) -> Path:

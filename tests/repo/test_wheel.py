@@ -163,6 +163,7 @@ def test_what_needs_an_extra_names_it_in_one_line(bare: BareInstall, tmp_path: P
     before = sorted(tmp_path.rglob("*"))
     said, _ = bare.run([*(command for command, _ in wanted), ["replay", log, "--on", "llama"]], tmp_path)
     last = said.pop()
+    assert said[0].err.endswith("or see it without an engine: kvtape demo --modelled\n")
     assert (last.code, "pip install 'kvtape[demo]'" in last.err) == (2, True)  # or the file, wherever it is
     for (command, extra), each in zip(wanted, said, strict=True):
         assert each.code == 3, (command, each)
