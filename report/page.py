@@ -66,7 +66,7 @@ def page(panels: Sequence[Panel], meta: PageMeta) -> str:
             '<footer><p class="note">Written by kvtape. Nothing on this page is loaded from anywhere.</p></footer>',
             json_block("sessions", meta.sessions),
             *(_packed(name, data) for name, data in sorted(meta.packed.items())),
-            f"<script>\n{''.join(_asset(name) for name in _SCRIPTS)}</script>",
+            f"<script>\n{_script()}</script>",
             "</body>\n</html>\n",
         ]
     )
@@ -81,6 +81,11 @@ _NOSCRIPT = '<noscript><p class="missing">Figures are drawn by a script; the tab
 
 def _asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    """In a function of its own: no name of it is seen from outside."""
+    return "(() => {\n" + "".join(_asset(name) for name in _SCRIPTS) + "})();\n"
 
 
 def _packed(name: str, data: str) -> str:

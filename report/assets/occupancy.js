@@ -42,7 +42,7 @@ function occupancy(stage, data, title, describedby) {
   }
 
   function paint(frame) {
-    const clip = `clip-${title.length}-occupancy`;
+    const clip = `${describedby}-clip`;
     const { left, top, width, height } = frame;
     frame.marks.append(drawn("clipPath", { id: clip }, drawn("rect", { x: left, y: top - 1, width, height: height + 2 })));
     const inside = drawn("g", { "clip-path": `url(#${clip})` });

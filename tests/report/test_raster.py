@@ -13,6 +13,7 @@ from kvtape.report.packing import pack
 from kvtape.report.page import PageMeta, page
 from kvtape.report.panel import Missing, Panel
 from support.browser import Tab, new_tab
+from support.repository import ROOT
 
 EVENTS, TAPE, STATES = 90, 70, 6
 
@@ -24,6 +25,10 @@ def tab(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = Path(tmp_path_factory.mktemp("raster")) / "page.html"
     path.write_text(html, encoding="utf-8")
     with new_tab(browser, path) as opened:
+        # The page keeps its names to itself.
+        assert opened.page.evaluate("typeof counted + typeof unpacked") == "undefined" * 2
+        for name in ("base.js", "raster.js"):
+            opened.page.add_script_tag(content=(ROOT / "report" / "assets" / name).read_text(encoding="utf-8"))
         yield opened
 
 
