@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from kvtape.capacity.allocation import Allocation, CacheSettings, EngineRule, largest_that_fits
-from kvtape.capacity.errors import CapacityError
+from kvtape.capacity.errors import CapacityError, nearest
 from kvtape.capacity.geometry import KVGeometry
 from kvtape.capacity.llama_rules import llama_rule
 from kvtape.capacity.openvino_rules import PagedRule, StatefulRule
@@ -24,7 +24,10 @@ def engine_rule(spec: str) -> EngineRule:
     """The rule of an engine; without a version the newest. Raises CapacityError that lists what is known."""
     name, at, version = spec.partition("@")
     if name not in ENGINES or (at and not version):
-        raise CapacityError(f"engine {spec!r} is unknown; choose from {', '.join(ENGINES)}, with @VERSION if need be")
+        hint = nearest(name, ENGINES)
+        raise CapacityError(
+            f"engine {spec!r} is unknown{hint} choose from {', '.join(ENGINES)}, with @VERSION if need be"
+        )
     if name == "llama.cpp":
         if not version:
             return llama_rule()

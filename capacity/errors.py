@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["CapacityError", "ModelFileError"]
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+__all__ = ["CapacityError", "ModelFileError", "nearest"]
 
 
 class CapacityError(ValueError):
@@ -11,3 +14,9 @@ class CapacityError(ValueError):
 
 class ModelFileError(ValueError):
     """The file is missing, not a model, damaged, or lacks what is asked of it."""
+
+
+def nearest(given: str, names: Sequence[str]) -> str:
+    """Between an unknown name and the list of `names`, in the planner's words, which this room does not import."""
+    near = get_close_matches(given, names, n=1)
+    return f", did you mean {near[0]!r}?" if near else ";"

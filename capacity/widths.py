@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvtape.capacity.errors import CapacityError
+from kvtape.capacity.errors import CapacityError, nearest
 
 __all__ = ["BLOCK_ELEMENTS", "BYTES_PER_BLOCK", "KV_TYPES", "OPENVINO_BYTES", "row_bytes"]
 
@@ -43,7 +43,8 @@ def row_bytes(kv_type: str, elements: int) -> int:
         return elements
     width = BYTES_PER_BLOCK.get(kv_type)
     if width is None:
-        raise CapacityError(f"KV type {kv_type!r} is unknown; choose from {', '.join((*KV_TYPES, 'u8'))}")
+        names = (*KV_TYPES, "u8")
+        raise CapacityError(f"KV type {kv_type!r} is unknown{nearest(kv_type, names)} choose from {', '.join(names)}")
     if elements % BLOCK_ELEMENTS and kv_type not in _PLAIN:
         raise CapacityError(
             f"a row of {elements} elements cannot be stored as {kv_type}, which packs {BLOCK_ELEMENTS} at a time; "

@@ -55,6 +55,7 @@ def calibrate(
     from kvtape.cli.logs import opened
     from kvtape.cli.output import canonical_json, emit, kvtape_version, report_digest
     from kvtape.cli.plots.writing import check_plot, write_picture
+    from kvtape.cli.progress import progress
     from kvtape.sim.costs.calibrate import calibrate as learn
     from kvtape.sim.costs.roofline import roofline_costs
 
@@ -69,7 +70,8 @@ def calibrate(
     else:
         with ExitStack() as held:
             tapes = [held.enter_context(opened(path)) for path in logs or ()]
-            costs = learn(tapes, machine=machine, kvtape_version=kvtape_version())
+            with progress("calibrating") as shown:
+                costs = learn(tapes, machine=machine, kvtape_version=kvtape_version(), progress=shown.update)
     if plot is not None:
         from kvtape.cli.plots.calibration import calibration_picture
 

@@ -25,7 +25,9 @@ def export(
     run: Annotated[
         str | None,
         typer.Option(
-            "--run", metavar="R", help="Of this run; default: the log's own, for otlp all that were live or imported."
+            "--run",
+            metavar="R",
+            help="Of this run; default: the log's own, for otlp all that were live or imported; not of parquet, jsonl.",
         ),
     ] = None,
     begin: Annotated[
@@ -49,6 +51,7 @@ def export(
     from kvtape.backends.errors import UsageError
     from kvtape.cli.logs import opened
     from kvtape.cli.output import Section, emit
+    from kvtape.cli.progress import progress
     from kvtape.traces.exporters.exporting import export_log
 
     if out == "-" and (as_json or format_name == "parquet"):
@@ -56,7 +59,9 @@ def export(
     moment = None if begin is None else _since_1970(begin)
     with opened(log) as tape:
         digest = tape.chain_digest
-        result = export_log(tape, format_name, out if out == "-" else Path(out), run, moment)
+        with progress("exporting") as shown:
+            place = out if out == "-" else Path(out)
+            result = export_log(tape, format_name, place, run, moment, shown.update)
     if out == "-":
         return
     body = {"log": str(log), "format": result.format, "out": out, "rows": result.rows}

@@ -32,8 +32,8 @@ Long work shows on stderr how far it is, how fast, and how long it still takes: 
 otherwise.
 
 `--print-config` prints every option of a verb as JSON and runs nothing; `--config F` reads that file back, so flags and
-file say the same. What stands on the line goes before the file, except that a flag without an opposite (`--content`) which
-the file has set stays set. A key that is not known is refused with the nearest one.
+file say the same. What stands on the line goes before the file; a flag without an opposite (`--content`) that the
+file has set stays set. A key that is not known is refused with the nearest one.
 
 `kvtape --install-completion` lets bash, zsh or fish complete verbs, options, policies part by part, engines, formats
 and the sessions of a log.

@@ -22,9 +22,11 @@ def repair(
       kvtape repair torn.duckdb --out whole.duckdb
     """
     from kvtape.cli.output import Section, emit, note
+    from kvtape.cli.progress import progress
     from kvtape.traces.repair import repair as run
 
-    report = run(log, out)
+    with progress("repairing") as shown:
+        report = run(log, out, shown.update)
     cut = report.cut
     body = {
         "out": str(out),

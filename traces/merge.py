@@ -175,7 +175,7 @@ def merge_to_parquet(paths: Sequence[str | Path], out: str | Path, tell: Tell = 
         report = merge(paths, merged, tell)
         connection = open_read_only(merged, merged, confined=False)
         try:
-            write_parquet(connection, target)
+            write_parquet(connection, target, tell)
         finally:
             connection.close()
     return report

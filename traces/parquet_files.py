@@ -28,6 +28,7 @@ from kvtape.traces.leftovers import claimed
 from kvtape.traces.query import order_by
 from kvtape.traces.schema import ROW_TABLES, Table, quoted, quoted_text
 from kvtape.traces.sidecar import fsync_dir
+from kvtape.traces.telling import Tell, silent
 
 __all__ = ["PARTITIONED", "file_glob", "write_parquet"]
 
@@ -57,10 +58,10 @@ def file_glob(out: str, table: str) -> str:
     return f"{out}/{table}.parquet" if flat else f"{out}/{table}/*/*/*.parquet"
 
 
-def write_parquet(connection: duckdb.DuckDBPyConnection, out: Path) -> None:
+def write_parquet(connection: duckdb.DuckDBPyConnection, out: Path, tell: Tell = silent) -> None:
     """Write every row of an open log, which must not be confined, to the new folder `out`; whole or not at all.
 
-    Raises LogExists, OSError, duckdb.Error.
+    Tells the tables that are written. Raises LogExists, OSError, duckdb.Error.
     """
     if out.exists():
         raise LogExists(f"{out}: already there; kvtape writes over nothing, choose another folder")
@@ -71,12 +72,13 @@ def write_parquet(connection: duckdb.DuckDBPyConnection, out: Path) -> None:
             for name in ("meta", "batches"):
                 key = "key" if name == "meta" else "batch"
                 _copy(connection, f"SELECT * FROM {name} ORDER BY {key}", fresh / f"{name}.parquet")
-            for table in ROW_TABLES:
+            for done, table in enumerate(ROW_TABLES, 1):
                 if table in PARTITIONED:
                     _copy_partitioned(connection, table, fresh / table.name)
                 else:
                     query = f"SELECT * FROM {table.name} {order_by(table)}"
                     _copy(connection, query, fresh / f"{table.name}.parquet")
+                tell(done, len(ROW_TABLES), "tables")
         finally:
             connection.execute("DROP TABLE days")
         try:

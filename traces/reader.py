@@ -19,6 +19,7 @@ import pyarrow as pa
 from kvtape.planner.event_columns import EventColumns
 from kvtape.planner.events import Event
 from kvtape.planner.fold_columns import fold_columns
+from kvtape.planner.grammar import nearest
 from kvtape.planner.residency import ResidencyState, check_event, fold
 from kvtape.planner.rows import BlockRow, CertificationRow, PlanRow, RunRow, ScoreRow, SessionRow, TokensRow, TrialRow
 from kvtape.traces.database import (
@@ -271,7 +272,8 @@ class Log:
             return self.default_run().run_id
         known = [r.run_id for r in self.runs()]
         if run_id not in known:
-            raise NoSuchRow(f"{self.path}: no run {run_id!r}; the log has {', '.join(known) or 'none'}")
+            hint = nearest(run_id, known)
+            raise NoSuchRow(f"{self.path}: no run {run_id!r}{hint} the log has {', '.join(known) or 'none'}")
         return run_id
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ from kvtape.traces.leftovers import claimed, leftovers
 from kvtape.traces.live import drop_stale_wal, held_elsewhere, recorded_here, snapshot
 from kvtape.traces.seal import copy_rows, publish_sealed
 from kvtape.traces.sidecar import Head, head_path, read_head
+from kvtape.traces.telling import Tell, silent
 from kvtape.traces.upcast import bring_up
 
 __all__ = ["Cut", "RepairReport", "repair"]
@@ -80,8 +81,8 @@ class RepairReport:
     leftovers: tuple[Path, ...]
 
 
-def repair(path: str | Path, out: str | Path) -> RepairReport:
-    """Make `out` of what is whole in the log `path`.
+def repair(path: str | Path, out: str | Path, tell: Tell = silent) -> RepairReport:
+    """Make `out` of what is whole in the log `path`; tells the rows that were checked.
 
     Raises LogMissing, NotALog, LogTooNew, LogExists (`out`), LogLocked (somebody is recording), LogUnreadable
     (damaged otherwise than by a torn tail; nothing is made then), OSError.
@@ -100,7 +101,7 @@ def repair(path: str | Path, out: str | Path) -> RepairReport:
         drop_stale_wal(copy, source)
         connection, wal_bytes = _open_whole_part(copy, source)
         try:
-            head, report = _copy_out(connection, source, copy, fresh, wal_bytes)
+            head, report = _copy_out(connection, source, copy, fresh, wal_bytes, tell)
         finally:
             connection.close()
         publish_sealed(fresh, target, head)
@@ -125,7 +126,7 @@ def _open_whole_part(copy: Path, shown: Path) -> tuple[duckdb.DuckDBPyConnection
 
 
 def _copy_out(
-    connection: duckdb.DuckDBPyConnection, source: Path, copy: Path, fresh: Path, wal_bytes: int
+    connection: duckdb.DuckDBPyConnection, source: Path, copy: Path, fresh: Path, wal_bytes: int, tell: Tell
 ) -> tuple[Head, RepairReport]:
     meta = read_meta(connection, source)
     with readable(source):
@@ -139,7 +140,7 @@ def _copy_out(
     if old is None:
         notes.append(f"without {head_path(source).name} nobody can tell whether acknowledged batches are gone")
     with readable(source):
-        report = check_chain(connection, meta, old)
+        report = check_chain(connection, meta, old, tell)
         _refuse_changes(source, report.findings)
         batches = stored_batches(connection)
         seqs = last_seqs(batches)

@@ -17,6 +17,7 @@ from kvtape.backends.rounding import PACKED_TYPES
 from kvtape.capacity.geometry import LayerGroup, LayerKind
 from kvtape.capacity.model import ModelShape
 from kvtape.capacity.widths import BLOCK_ELEMENTS
+from kvtape.planner.grammar import nearest
 
 __all__ = ["GGML_TYPES", "NARROW", "check_kv_types", "numbers"]
 
@@ -45,9 +46,8 @@ def check_kv_types(config: SessionConfig, shape: ModelShape) -> None:
     k, v = config.kv_type_k, config.kv_type_v
     for name, kv_type in (("kv_type_k", k), ("kv_type_v", v)):
         if kv_type not in GGML_TYPES:
-            raise UsageError(
-                f"{name} {kv_type}: this backend opens {', '.join(sorted(GGML_TYPES))}; choose one of these"
-            )
+            hint = nearest(kv_type, GGML_TYPES).removeprefix(", ").rstrip(";") or "choose one of these"
+            raise UsageError(f"{name} {kv_type}: this backend opens {', '.join(sorted(GGML_TYPES))}; {hint}")
     groups = [g for g in shape.geometry.groups if g.kind not in (LayerKind.RECURRENT, LayerKind.SHARED) and g.count]
     if not groups:
         return

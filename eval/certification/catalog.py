@@ -12,6 +12,7 @@ from typing import Final
 from kvtape.backends.errors import UsageError
 from kvtape.backends.proofs.knobs import knob_text
 from kvtape.backends.protocol import FlashAttention, SessionConfig
+from kvtape.planner.grammar import nearest
 
 __all__ = ["BASES", "ENGINES", "FLASH", "Knob", "catalog", "chosen_knobs", "parse_kv_type"]
 
@@ -105,7 +106,8 @@ def chosen_knobs(
     pairs = [parse_kv_type(text) for text in kv_types]
     names = list(dict.fromkeys(name for knob in every for name in (knob.k, knob.v)))
     if unknown := [name for pair in pairs for name in pair if name not in names]:
-        raise UsageError(f"--kv-type {unknown[0]}: no storage type of {engine}; choose of {', '.join(names)}")
+        hint = nearest(unknown[0], names)
+        raise UsageError(f"--kv-type {unknown[0]}: no storage type of {engine}{hint} choose from {', '.join(names)}")
     if engine == "openvino":
         return tuple(_openvino(k, v, inference or ("bf16" if "bf16" in (k, v) else "f32")) for k, v in pairs)
     return tuple(_llama(k, v, setting) for k, v in pairs for setting in settings)

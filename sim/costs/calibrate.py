@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -57,10 +57,17 @@ class _Gathered:
     row_bytes: list[int] = field(default_factory=list)
 
 
-def calibrate(logs: Iterable[RecordedTimes], *, machine: str | None, kvtape_version: str) -> CostTable:
+def calibrate(
+    logs: Iterable[RecordedTimes],
+    *,
+    machine: str | None,
+    kvtape_version: str,
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+) -> CostTable:
     """Costs of the one engine, model and configuration that the default runs of `logs` have in common.
 
-    Raises CostsError where they have several, or no event with a time.
+    `progress` is told the sessions that were read, of those of the log. Raises CostsError where logs have
+    several, or no event with a time.
     """
     found = _Gathered()
     for log in logs:
@@ -68,13 +75,15 @@ def calibrate(logs: Iterable[RecordedTimes], *, machine: str | None, kvtape_vers
         if run.kind == "simulation":
             raise CostsError(f"run {run.run_id} is a simulation; calibrate on what a machine recorded")
         found.digests.append(log.logical_digest(run.run_id))
-        for row in log.sessions(run.run_id):
+        sessions = log.sessions(run.run_id)
+        for done, row in enumerate(sessions, 1):
             events = log.events(run.run_id, row.session_id)
             mine = list(samples_of(events))
             if mine:
                 found.samples += mine
                 found.origins.setdefault(_whose(row), _origin(row))
                 found.row_bytes += [e.kv_bytes // e.resident_tokens for e in events if e.kv_bytes and e.resident_tokens]
+            progress(done, len(sessions), "sessions")
     if not found.samples:
         raise CostsError("no event of an engine with a time in the log; record one, or use --roofline")
     if len(found.origins) > 1:

@@ -325,6 +325,7 @@ def test_text_that_is_no_unicode() -> None:
         ({"threads": 513}, "threads is 513"),
         ({"cold_budget_tokens": -1}, "cold_budget_tokens is -1"),
         ({"kv_type_k": "u8"}, "kv_type_k u8: this backend opens bf16, f16, f32, iq4_nl, q4_0, q4_1, q5_0, q5_1, q8_0"),
+        ({"kv_type_v": "q8"}, "did you mean 'q8_0'"),
         ({"kv_type_v": "q4_0"}, "kv_type_v q4_0: llama.cpp packs values only under flash attention; ask for"),
         (
             {"options": {"swa": "yes"}},

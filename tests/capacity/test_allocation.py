@@ -150,5 +150,5 @@ def test_widths_of_32_elements() -> None:
     assert row_bytes("f16", 7) == 14
     with pytest.raises(CapacityError, match="choose f16, bf16 or f32"):
         row_bytes("q8_0", 48)
-    with pytest.raises(CapacityError, match="'q9' is unknown; choose from bf16"):
-        row_bytes("q9", 32)
+    with pytest.raises(CapacityError, match=r"'q8' is unknown, did you mean 'q8_0'\? choose from bf16"):
+        row_bytes("q8", 32)

@@ -71,7 +71,7 @@ def test_a_total_that_nobody_knows_has_a_rate_and_no_end() -> None:
     assert out.getvalue() == "kvtape: importing: 40, 10/s\n"
 
 
-@pytest.mark.parametrize("verb", ["verify", "merge", "redact", "import"])
+@pytest.mark.parametrize("verb", ["verify", "merge", "redact", "repair", "export", "calibrate", "import"])
 def test_work_on_logs_tells_how_far_it_is(
     verb: str, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +94,9 @@ def test_work_on_logs_tells_how_far_it_is(
         "verify": ("verify", log),
         "merge": ("merge", log, "--out", tmp_path / "merged.duckdb"),
         "redact": ("redact", log, "--out", tmp_path / "redacted.duckdb"),
+        "repair": ("repair", log, "--out", tmp_path / "repaired.duckdb"),
+        "export": ("export", log, "--format", "jsonl", "--out", tmp_path / "log.jsonl"),
+        "calibrate": ("calibrate", log),
         "import": ("import", trace, "--log", tmp_path / "imported.duckdb"),
     }[verb]
     ran = kvtape(*args)

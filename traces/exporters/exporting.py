@@ -24,12 +24,17 @@ from kvtape.traces.merge import merge_to_parquet
 from kvtape.traces.parquet_files import write_parquet
 from kvtape.traces.reader import Log
 from kvtape.traces.schema import quoted_text
+from kvtape.traces.telling import Tell, silent
 from kvtape.traces.union import UnionLog
 
 __all__ = ["FORMATS", "ExportResult", "export_log", "format_names"]
 
 PARQUET = "parquet"
 OTLP = "otlp"
+JSONL = "jsonl"
+
+_TELL_EVERY = 1000
+"""Pieces; telling costs more than writing one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +72,7 @@ def _oracle(requests: list[PromptRequest]) -> Iterator[bytes]:
 
 
 FORMATS: dict[str, _Format] = {
-    "jsonl": _Format(
-        "every row as JSON lines; imports back to the same log", lambda log, _: log_lines(log), lambda _: 1
-    ),
+    JSONL: _Format("every row as JSON lines; imports back to the same log", lambda log, _: log_lines(log), lambda _: 1),
     "mooncake": _Format("requests as a Mooncake trace", _requests(mooncake_lines), lambda _: 1),
     "bailian": _Format("requests as a Bailian trace", _requests(bailian_lines), lambda _: 1),
     "perfetto": _Format("a timeline for Perfetto", trace_lines, lambda _: 1),
@@ -86,31 +89,39 @@ def format_names() -> list[str]:
 
 
 def export_log(
-    log: Log, format_name: str, out: str | Path, run_id: str | None = None, begin_ns: int | None = None
+    log: Log,
+    format_name: str,
+    out: str | Path,
+    run_id: str | None = None,
+    begin_ns: int | None = None,
+    tell: Tell = silent,
 ) -> ExportResult:
     """Write `log` to the new file `out`: its run `run_id`, by default `default_run`.
 
     `jsonl` and `parquet` write all runs; `otlp` by default what was live or imported. `-` is stdout. `begin_ns`: with
-    `otlp`, when the first event was, since 1970. Raises TraceError for what the format cannot say of this log,
-    LogExists, LogWriteFailed, OSError of stdout.
+    `otlp`, when the first event was, since 1970. Tells the rows that are written. Raises NoSuchRow, TraceError for what
+    the format cannot say of this log, LogExists, LogWriteFailed, OSError of stdout.
     """
+    if run_id is not None:
+        _check_run(log, format_name, run_id)
     if begin_ns is not None and format_name != OTLP:
         raise TraceError(f"a time to begin at is for otlp; {format_name} has the log's own times")
     if format_name == PARQUET:
         with _written(out):
-            return ExportResult(PARQUET, _parquet(log, Path(out)))
+            return ExportResult(PARQUET, _parquet(log, Path(out), tell))
     if format_name not in FORMATS:
         hint = nearest(format_name, format_names())
         raise TraceError(f"there is no export format {format_name!r}{hint} choose one of {', '.join(format_names())}")
     chosen = FORMATS[format_name]
+    total = _rows_of(log) if format_name == JSONL else 0
     if format_name == OTLP:
         pieces = span_lines(log, run_id, begin_ns)
     else:
         pieces = iter(chosen.pieces(log, log.default_run().run_id if run_id is None else run_id))
     if str(out) == "-":
-        return ExportResult(format_name, _write(pieces, sys.stdout.buffer.write, chosen))
+        return ExportResult(format_name, _write(pieces, sys.stdout.buffer.write, chosen, tell, total))
     with _written(out):
-        return ExportResult(format_name, _write_file(pieces, Path(out), chosen))
+        return ExportResult(format_name, _write_file(pieces, Path(out), chosen, tell, total))
 
 
 @contextmanager
@@ -125,13 +136,26 @@ def _written(out: str | Path) -> Iterator[None]:
         raise LogWriteFailed(f"{out}: writing failed ({one_line(err)}); nothing was exported") from err
 
 
-def _write_file(pieces: Iterator[bytes], target: Path, chosen: _Format) -> int:
+def _check_run(log: Log, format_name: str, run_id: str) -> None:
+    if format_name in (JSONL, PARQUET):
+        raise TraceError(f"{format_name} holds every run of a log; leave run {run_id} away, or choose another format")
+    log.sessions(run_id)  # raises NoSuchRow
+
+
+def _rows_of(log: Log) -> int:
+    """Lines of a log as JSON: its rows and batches and what the file is; 0 of several parts, which have none."""
+    if isinstance(log, UnionLog):
+        return 0
+    return int(log.connection.execute("SELECT coalesce(sum(rows), 0) + count(*) + 1 FROM batches").fetchall()[0][0])
+
+
+def _write_file(pieces: Iterator[bytes], target: Path, chosen: _Format, tell: Tell, total: int) -> int:
     taken = LogExists(f"{target}: already there; kvtape writes over nothing, choose another name")
     if target.exists():
         raise taken
     with claimed(target) as fresh:
         with fresh.open("xb") as handle:
-            rows = _write(pieces, handle.write, chosen)
+            rows = _write(pieces, handle.write, chosen, tell, total)
             handle.flush()
             os.fsync(handle.fileno())
         try:
@@ -141,24 +165,27 @@ def _write_file(pieces: Iterator[bytes], target: Path, chosen: _Format) -> int:
     return rows
 
 
-def _write(pieces: Iterator[bytes], write: Callable[[bytes], object], chosen: _Format) -> int:
+def _write(pieces: Iterator[bytes], write: Callable[[bytes], object], chosen: _Format, tell: Tell, total: int) -> int:
     rows = 0
-    for piece in pieces:
+    for number, piece in enumerate(pieces):
         write(piece)
         rows += chosen.rows_of(piece)
+        if number % _TELL_EVERY == 0:
+            tell(rows, total, "rows")
+    tell(rows, total, "rows")
     return rows
 
 
-def _parquet(log: Log, out: Path) -> int:
+def _parquet(log: Log, out: Path, tell: Tell) -> int:
     """All rows in folders by day and session."""
     if isinstance(log, UnionLog):
-        return merge_to_parquet([log.path], out).rows
+        return merge_to_parquet([log.path], out, tell).rows
     # The log's own connection is confined to its file, and one process opens a file in one way only.
     connection = duckdb.connect()
     connection.execute(f"ATTACH {quoted_text(log.source)} AS log (READ_ONLY)")
     connection.execute("USE log")
     try:
-        write_parquet(connection, out)
+        write_parquet(connection, out, tell)
         return int(connection.execute("SELECT coalesce(sum(rows), 0) FROM batches").fetchall()[0][0])
     finally:
         connection.close()

@@ -186,7 +186,7 @@ def test_the_same_bytes_each_time_and_ids_that_do_not_depend_on_the_time(recordi
     moved = lines_of(recording, tmp_path / "c", begin_ns=10**18)
     assert [s["spanId"] for s in spans(moved)] == [s["spanId"] for s in spans(plain)]
     assert next(spans(moved))["startTimeUnixNano"] == str(10**18)
-    with open_log(recording) as tape, pytest.raises(TraceError, match="run none has no event"):
+    with open_log(recording) as tape, pytest.raises(TraceError, match="no run 'none'; the log has r0"):
         export_log(tape, "otlp", tmp_path / "d", "none")
     assert not (tmp_path / "d").exists()
 
