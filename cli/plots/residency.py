@@ -16,9 +16,9 @@ from kvtape.cli.plots.frame import Frame, even_axis
 from kvtape.cli.plots.legend import Entry, legend, legend_width
 from kvtape.planner.event_columns import EventColumns
 from kvtape.planner.rows import SessionRow
-from kvtape.planner.specs import SpecError, parse_policy
 from kvtape.planner.table import Ints
 from kvtape.report.data.history import COLD, DROPPED, RECENT, RESIDENT, SINK, STATES, History, history
+from kvtape.report.data.views import known_policy, shown_spans
 from kvtape.traces.reader import Log
 
 __all__ = ["residency_picture"]
@@ -35,7 +35,7 @@ _MEANT = {RECENT: "resident: recent", SINK: "resident: sink"}
 def residency_picture(log: Log, row: SessionRow, *, at: int | None = None) -> str:
     """As SVG, up to where events were lost, if any. `at`: the event to mark. Raises IllegalEvent as the fold does."""
     columns = log.columns(row.run_id, row.session_id, log.lost_at(row.run_id, row.session_id))
-    sink, recent = _spans(row)
+    sink, recent = shown_spans(known_policy(row))
     past = history(columns, sink=sink, recent=recent)
     n, longest = len(past), int(past.tape_length.max(initial=0))
     whole = len(past.rectangles) <= _MOST_AREAS
@@ -59,15 +59,6 @@ def residency_picture(log: Log, row: SessionRow, *, at: int | None = None) -> st
         parts.append(line(frame.x(at + 1), frame.top, frame.x(at + 1), frame.bottom, "ink", width=1.5, dash="4 3"))
     parts += legend(frame.right + 20, _TOP, entries)
     return document(frame.right + 32 + legend_width(entries), frame.bottom + _BELOW, title, parts)
-
-
-def _spans(row: SessionRow) -> tuple[int, int]:
-    """Sink and recent of the policy; 0 where it has none or is a function that is not here."""
-    try:
-        policy = parse_policy(row.policy) if row.policy else None
-    except SpecError:
-        policy = None
-    return (0, 0) if policy is None else (policy.sink, policy.recent if policy.recent > 1 else 0)
 
 
 def _how(every: int, grain: int, longest: int) -> str:

@@ -16,7 +16,7 @@ from kvtape.report.data.history import History, history
 from kvtape.report.data.thinning import Thin, thinned
 from kvtape.traces.reader import Log
 
-__all__ = ["MOST_EVENTS", "MOST_SESSIONS", "Limits", "SessionView", "session_views"]
+__all__ = ["MOST_EVENTS", "MOST_SESSIONS", "Limits", "SessionView", "known_policy", "session_views", "shown_spans"]
 
 MOST_SESSIONS = 24
 """So many sessions can be chosen from on one page."""
@@ -93,9 +93,8 @@ def _view(log: Log, row: SessionRow, every: int, several: bool) -> SessionView:
 
 
 def _limits(log: Log, row: SessionRow) -> Limits:
-    policy = _policy(row)
-    sink = policy.sink if policy else 0
-    recent = policy.recent if policy and policy.recent > 1 else 0
+    policy = known_policy(row)
+    sink, recent = shown_spans(policy)
     plans: list[tuple[int, int]] = []
     for seq, plan in sorted(log.plans(row.run_id, row.session_id).items()):
         if not plans or plans[-1][1] != plan.budget_tokens:
@@ -103,12 +102,17 @@ def _limits(log: Log, row: SessionRow) -> Limits:
     return Limits(row.n_ctx, policy.budget if policy else None, sink, recent, tuple(plans))
 
 
-def _policy(row: SessionRow) -> PolicySpec | None:
-    """None also for a function of the user's own that is not here."""
+def known_policy(row: SessionRow) -> PolicySpec | None:
+    """The session's policy. None also for a function of the user's own that is not here."""
     try:
         return parse_policy(row.policy) if row.policy else None
     except SpecError:
         return None
+
+
+def shown_spans(policy: PolicySpec | None) -> tuple[int, int]:
+    """Sink and recent of a policy as a map shows them, in tokens. One recent token is every policy's, and not shown."""
+    return (0, 0) if policy is None else (policy.sink, policy.recent if policy.recent > 1 else 0)
 
 
 def _details(log: Log, row: SessionRow, n: int) -> tuple[Ints, Ints, Ints, tuple[str, ...]]:

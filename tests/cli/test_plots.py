@@ -162,7 +162,15 @@ def test_a_calibration_has_every_sample(log: Path, costs: Path) -> None:
     before = sum(len(fit["scatter"]) for _, fit in fits[:panel])
     own = [s for s in picture.of("text") if s.text == "modelled, ms"][panel]
     assert own.number("x") > dots[before].number("cx") - 200
-    assert picture.key("model and record agree").attributes["stroke-dasharray"]
+    mark = picture.key("model and record agree")
+    assert mark.attributes["stroke-dasharray"]
+    dashed = [s for s in picture.of("path", *mark.classes) if "stroke-dasharray" in s.attributes and s != mark]
+    assert len(dashed) == len(fits)
+    for diagonal in dashed:
+        (left, low), (right, high) = (
+            [float(n) for n in end.split()] for end in diagonal.attributes["d"][1:].split("L")
+        )
+        assert right - left == pytest.approx(low - high)
 
 
 def test_pictures_are_the_same_bytes_in_every_process(log: Path, tmp_path: Path) -> None:
