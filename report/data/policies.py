@@ -112,22 +112,7 @@ def comparisons(given: Given) -> tuple[Comparison, ...]:
 
 
 def _whatif(named: Named[Whatif], said: Whatif, about: str) -> Comparison:
-    points, refused = _points(said.rows), _refused(said.rows)
-    return Comparison(
-        source=named.name,
-        about=about,
-        points=_first(points),
-        refused=refused[:MOST_POINTS],
-        objectives=said.objectives,
-        draws=said.seeds,
-        seed=said.seed,
-        rules=said.rules,
-        assumed=said.assumed,
-        hypothetical=said.hypothetical,
-        costs_digest=said.costs_digest,
-        left_out=_left_out(points, refused),
-        broken_bounds=_broken(points),
-    )
+    return _comparison(named.name, said, about, objectives=said.objectives)
 
 
 def _tune(named: Named[Tune]) -> Comparison:
@@ -141,13 +126,27 @@ def _tune(named: Named[Tune]) -> Comparison:
         if said.feasible
         else f"nothing that was tried meets {wanted}; nearest: {found}"
     )
+    about = f"a search, {len(said.trials)} trials of {said.choices} choices, {said.method}"
+    commands = tuple((said.commands or {}).values())
+    return _comparison(named.name, said, about, objectives={}, verdict=verdict, commands=commands)
+
+
+def _comparison(
+    source: str,
+    said: Whatif | Tune,
+    about: str,
+    *,
+    objectives: Mapping[str, str],
+    verdict: str | None = None,
+    commands: tuple[str, ...] = (),
+) -> Comparison:
     points, refused = _points(said.rows), _refused(said.rows)
     return Comparison(
-        source=named.name,
-        about=f"a search, {len(said.trials)} trials of {said.choices} choices, {said.method}",
+        source=source,
+        about=about,
         points=_first(points),
         refused=refused[:MOST_POINTS],
-        objectives={},
+        objectives=objectives,
         draws=said.seeds,
         seed=said.seed,
         rules=said.rules,
@@ -155,7 +154,7 @@ def _tune(named: Named[Tune]) -> Comparison:
         hypothetical=said.hypothetical,
         costs_digest=said.costs_digest,
         verdict=verdict,
-        commands=tuple((said.commands or {}).values()),
+        commands=commands,
         left_out=_left_out(points, refused),
         broken_bounds=_broken(points),
     )
