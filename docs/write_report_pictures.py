@@ -29,6 +29,12 @@ PICTURES: tuple[tuple[str, Literal["light", "dark"], str, float, float], ...] = 
 )
 """Name, theme, the figure at the top of the picture, and where in its plot the pointer stands."""
 
+BELOW_THE_LINKS = """figure => {
+    const links = document.querySelector("nav").getBoundingClientRect().height;
+    scrollTo(0, figure.getBoundingClientRect().top + scrollY - links - 12);
+}"""
+"""Scrolls to a figure, behind the links that stay at the top of the window."""
+
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name, running_browser() as browser:
@@ -36,9 +42,9 @@ def main() -> None:
         unpack_sample(folder / "demo.duckdb")
         page = write_page(folder / "demo.duckdb", folder / "report.html")
         for picture, scheme, kind, across, down in PICTURES:
-            with new_tab(browser, page, scheme=scheme, width=960, height=760) as tab:
+            with new_tab(browser, page, scheme=scheme, width=960, height=800) as tab:
                 figure = next(f for f in figures(tab) if f.kind == kind)
-                figure.whole.evaluate("figure => scrollTo(0, figure.getBoundingClientRect().top + scrollY - 56)")
+                figure.whole.evaluate(BELOW_THE_LINKS)
                 left, top, width, height = figure.plot()
                 box = figure.drawing.bounding_box()
                 assert box is not None
@@ -48,7 +54,9 @@ def main() -> None:
 
 
 def write(shot: bytes, out: Path) -> None:
-    few = Image.open(io.BytesIO(shot)).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    whole = Image.open(io.BytesIO(shot)).convert("RGB")
+    # The colours that lie farthest apart, so that a state of few pixels (a swatch of the key) keeps its own.
+    few = whole.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(out, optimize=True)
 
 
