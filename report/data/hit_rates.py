@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from kvtape.sim.blocks.errors import CurveError
 from kvtape.sim.blocks.from_log import read_log
 from kvtape.sim.blocks.policies.registry import choose_policy
 from kvtape.sim.blocks.rules import rules_named
-from kvtape.sim.blocks.sweep import sweep
+from kvtape.sim.blocks.sweep import Point, sweep
 from kvtape.traces.reader import Log
 from kvtape.traces.schema import quoted_text
 
@@ -39,15 +39,6 @@ MOST_ACCESSES: Final = 300_000
 MOST_BUDGETS: Final = 200
 """Of a policy with more, so many are kept: the least, the most, and between them ever fewer, as a logarithm goes."""
 _COMPUTED: Final = ("fifo", "lru", BOUND)
-
-
-class _Row(Protocol):
-    @property
-    def policy(self) -> str: ...
-    @property
-    def budget_blocks(self) -> int: ...
-    @property
-    def hit_rate(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +136,7 @@ def _given(name: str, said: Curve) -> HitRates:
     )
 
 
-def _curves(rows: Iterable[_Row]) -> tuple[PolicyCurve, ...]:
+def _curves(rows: Iterable[Point]) -> tuple[PolicyCurve, ...]:
     of: dict[str, dict[int, float]] = {}
     for row in rows:
         of.setdefault(row.policy, {})[row.budget_blocks] = row.hit_rate

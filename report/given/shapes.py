@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvtape.backends.proofs.rows import ProofRow
+from kvtape.sim.blocks.sweep import Point
 
 __all__ = [
     "BackendResult",
     "Certification",
     "Curve",
-    "CurveRow",
     "Evaluation",
     "EvaluationRow",
     "Fidelity",
@@ -134,27 +134,15 @@ class Tune:
 
 
 @dataclass(frozen=True, slots=True)
-class CurveRow:
-    """One policy at one budget; `hits` in what the rules weigh by, tokens or blocks."""
-
-    policy: str
-    budget_blocks: int
-    hit_rate: float
-    hits: int
-    filled: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Curve:
     """`kvtape curve --json`. `measured`: tokens or blocks that were asked for; `ceiling`: that of an endless cache."""
 
     rules: Mapping[str, Any]
-    rows: tuple[CurveRow, ...]
+    rows: tuple[Point, ...]
     ceiling: float
     measured: int
     measured_requests: int
     requests: int
-    accesses: int
     distinct_blocks: int
     block_tokens: int
     source_digest: str
@@ -171,7 +159,6 @@ class BackendResult:
     kv_types: str
     equal: bool
     residency_equal: bool
-    events_compared: int
     residency_events: int
     witness_positions: int
     witness_rows: int
@@ -181,8 +168,6 @@ class BackendResult:
     mean_kl: float | None
     max_kl: float | None
     top1: float | None
-    worst_session_mean_kl: float | None
-    worst_session_top1: float | None
     reference: str | None
     reference_reason: str | None
 
@@ -250,7 +235,6 @@ class GateRow:
     machine: str
     day: str
     verdict: str
-    through: bool
     reason: str | None
     decided_by: str | None = None
     cpu: Mapping[str, float | None] | None = None
@@ -287,8 +271,6 @@ class EvaluationRow:
     recall_low: float | None = None
     recall_high: float | None = None
     nll: float | None = None
-    nll_low: float | None = None
-    nll_high: float | None = None
     kl: float | None = None
     absent: str | None = None
 
