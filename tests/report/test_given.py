@@ -100,7 +100,7 @@ def test_rows_of_certify_and_gate_come_back_as_they_were(tmp_path: Path) -> None
     gate = common | {"schema": "kvtape.gate/1", "margin": 0.05, "rows": [body_of(row) for row in gated]}
     found = read_given([written(tmp_path, said), written(tmp_path, gate, "g.json")], ANY)
     assert found.of(Certification)[0].value.rows == tuple(certified)
-    assert [row.verdict for row in found.of(Gate)[0].value.rows] == [row.verdict for row in gated]
+    assert [row.verdict for row in found.of(Gate)[0].value.rows] == [body_of(row)["verdict"] for row in gated]
     with pytest.raises(UsageError, match="a result of another model"):
         read_given([tmp_path / "r.json"], SUBJECT)
 
