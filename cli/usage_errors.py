@@ -25,18 +25,15 @@ def usage_line(error: Any, root: Any) -> str:
 
 
 def _unknown_option(unknown: str, context: Any, root: Any) -> str:
-    """`no such option --polcy; did you mean --policy?`"""
+    """`no such option: --polcy; did you mean --policy?`, or which verbs have an option of just that name."""
     what = f"no such option: {_shown(unknown)}"
-    here = [] if context is None else _options(context.command)
-    near = get_close_matches(unknown, here, n=1)
-    if near:
-        return f"{what}; did you mean {near[0]}?"
     verbs = [name for name, command in root.commands.items() if unknown in _options(command)]
-    if not verbs:
-        return what
-    if context is not None and context.parent is None:
+    if verbs and context is not None and context.parent is None:
         return f"{what} before the verb; it stands behind {_listed(verbs)}"
-    return f"{what} here; {_listed(verbs)} {'has' if len(verbs) == 1 else 'have'} it"
+    if verbs:
+        return f"{what} here; {_listed(verbs)} {'has' if len(verbs) == 1 else 'have'} it"
+    near = get_close_matches(unknown, [] if context is None else _options(context.command), n=1)
+    return f"{what}; did you mean {near[0]}?" if near else what
 
 
 def _options(command: Any) -> list[str]:

@@ -46,6 +46,9 @@ def test_without_a_verb_the_help_is_shown() -> None:
         (["replay", "x"], "--on"),
         (["show", "x", "--at", "minus"], "--at"),
         (["--nonsense"], "--nonsense"),
+        (["--policy", "none", "record"], "--policy before the verb; it stands behind record, simulate"),
+        (["verify", "x", "--on", "llama"], "--on here; replay has it"),
+        (["verify", "x", "--costs", "c"], "--costs here; simulate, whatif, tune, fleet have it"),
     ],
 )
 def test_a_usage_error_is_one_line_with_a_remedy(args: list[str], words: str) -> None:
