@@ -148,6 +148,17 @@ def test_a_frame_fits_its_terminal(
     assert "q quits" in shown[-2]
 
 
+def test_names_of_others_do_nothing_to_a_terminal() -> None:
+    said = "a\x1b[2Jb\nc\x07"
+    line = SessionLine("r", said, "live", "fatal", 1, 0, 0, None, None, 0, 0, 0, 0, None, said, False)
+    happening = Happening("r", said, 0, "fatal", None, None, None, said, said)
+    out = io.StringIO()
+    console = Console(file=out, width=200, height=20, color_system=None, highlight=False, markup=False)
+    console.print(frame(View(False, 0, 1, (line,), (happening,)), said, 20, events_per_s=None, problem=said))
+    assert all(c.isprintable() for row in out.getvalue().split("\n") for c in row)
+    assert out.getvalue().count("a?[2Jb?c?") == 6
+
+
 def test_watching_a_recording(tmp_path: Path) -> None:
     folder = tmp_path / "tapes"
     folder.mkdir()
@@ -182,9 +193,11 @@ def test_watching_a_recording(tmp_path: Path) -> None:
 def test_ctrl_c_gives_the_terminal_back(log: Path) -> None:
     with Terminal(["-m", "kvtape.cli", "top", log, "--every", "60"], NO_COLOR="1") as terminal:
         terminal.until(lambda text: "q quits" in text)
+        assert not terminal.echoes()
         assert "\x1b[31m" not in terminal.raw
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.end(130).endswith("kvtape: interrupted\n")
+        assert terminal.echoes()
         assert "\x1b[?1049l" in terminal.raw
 
 

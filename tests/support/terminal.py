@@ -58,6 +58,11 @@ class Terminal:
     def press(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
+    def echoes(self) -> bool:
+        """Whether what is typed is shown and read by lines, as a terminal does until a program wants it otherwise."""
+        local: int = termios.tcgetattr(self._master)[3]
+        return bool(local & termios.ECHO) and bool(local & termios.ICANON)
+
     def end(self, code: int | None = 0) -> str:
         """What was seen until the process ended, with exit code `code` (None: any)."""
         while self._read():
