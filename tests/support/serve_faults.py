@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import random
@@ -163,13 +164,17 @@ class Supervised:
         inject = f"inject=fsync,fdatasync:delay_enter={_SLOW_US}"
         calls = self.log.with_suffix(".strace")
         command = ["strace", "-f", "-qq", "-o", str(calls), "-e", "trace=fsync,fdatasync", "-e", inject]
-        with subprocess.Popen([*command, "-p", str(self.server.pid)], stderr=subprocess.DEVNULL) as tracer:
+        with subprocess.Popen(
+            [*command, "-p", str(self.server.pid)], stderr=subprocess.DEVNULL, process_group=0
+        ) as tracer:
             until = time.monotonic() + _SLOW_S
             while (slow := calls.exists() and calls.read_text().count("DELAYED")) < _SLOW_CALLS:
                 if time.monotonic() > until:
                     break
                 time.sleep(0.1)
             tracer.terminate()  # it lets go; a SIGINT is ignored below a shell's background job
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(tracer.pid, signal.SIGKILL)  # a helper that it may have left
         self.slow_calls += slow
 
     def _end(self, kind: str, how: Callable[[], object]) -> None:
