@@ -11,7 +11,7 @@ from math import ceil
 
 import numpy as np
 
-from kvtape.cli.plots.canvas import document, line, rect, text
+from kvtape.cli.plots.canvas import document, line, rect, text, width_of
 from kvtape.cli.plots.frame import Frame, even_axis
 from kvtape.cli.plots.legend import Entry, legend, legend_width
 from kvtape.planner.event_columns import EventColumns
@@ -99,7 +99,8 @@ def _turns(columns: EventColumns, frame: Frame) -> Iterator[str]:
     end = float("-inf")
     for i in np.flatnonzero(np.diff(columns.turn, prepend=-1)).tolist():
         at = frame.x(i)
-        if int(columns.turn[i]) and at > end + 44:
+        if int(columns.turn[i]) and at > end:
+            said = f"turn {int(columns.turn[i])}"
             yield line(at, frame.top - 4, at, frame.bottom, "faint", dash="1 3")
-            yield text(at + 2, frame.top - 6, f"turn {int(columns.turn[i])}", colour="faint")
-            end = at
+            yield text(at + 2, frame.top - 6, said, colour="faint")
+            end = at + width_of(said) + 8

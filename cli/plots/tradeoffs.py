@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvtape.cli.plots.canvas import circle, diamond, document, line, text
+from kvtape.cli.plots.canvas import circle, diamond, document, line, text, width_of
 from kvtape.cli.plots.frame import Axis, Frame, even_axis
 from kvtape.cli.plots.legend import Entry, legend, legend_width, series_look
 
@@ -14,6 +14,8 @@ __all__ = ["tradeoff_picture"]
 
 _LEFT, _TOP, _SIDE, _GAP, _BELOW = 76, 64, 330, 88, 56
 _RADIUS = 5.0
+_LINE = 12
+"""Pixels between baselines of labels that do not touch."""
 _MIB = 2**20
 
 
@@ -95,17 +97,45 @@ def _points(rows: Sequence[Mapping[str, Any]], cost: _Cost, frame: Frame, looks:
 
 
 def _budgets(rows: Sequence[Mapping[str, Any]], cost: _Cost, frame: Frame) -> Iterator[str]:
-    """Beside each point its budget; those of points on one spot in one line."""
+    """Beside each point its budget, once where points lie close; those of points on one spot in one line."""
     spots: dict[tuple[int, int], list[int]] = {}
     for row in rows:
         place = _place(row, cost)
         if place is not None and row["budget"] is not None:
             x, y = frame.at([place])[0]
             spots.setdefault((round(x), round(y)), []).append(row["budget"])
+    written: list[_Label] = []
     for (x, y), budgets in spots.items():
-        said = ", ".join(str(budget) for budget in dict.fromkeys(budgets))
-        left = x > frame.left + 0.85 * frame.width
-        yield text(x - 8 if left else x + 8, y - 6, said, "end" if left else "start", "faint")
+        label = _label(frame, x, y, ", ".join(str(budget) for budget in dict.fromkeys(budgets)), written)
+        if label is not None:
+            written.append(label)
+            yield text(label.left, label.y, label.said, "start", "faint")
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """A line of text whose baseline begins at (`left`, `y`)."""
+
+    left: float
+    y: float
+    said: str
+
+    def hits(self, other: _Label) -> bool:
+        apart = self.left + width_of(self.said) < other.left or other.left + width_of(other.said) < self.left
+        return not apart and abs(self.y - other.y) < _LINE
+
+
+def _label(frame: Frame, x: float, y: float, said: str, written: Sequence[_Label]) -> _Label | None:
+    """The first place beside a point that hits no other label; None where the same is written in the way.
+
+    Where all places are taken, the first: a point without its budget would say less than two that overlap.
+    """
+    before, behind = x - 8 - width_of(said), x + 8
+    sides = (before, behind) if x > frame.left + 0.85 * frame.width else (behind, before)
+    places = [_Label(left, y + down, said) for down in (-6, 14, 4, -20, 28) for left in sides]
+    if any(places[0].hits(other) and other.said == said for other in written):
+        return None
+    return next((place for place in places if not any(map(place.hits, written))), places[0])
 
 
 def _family(row: Mapping[str, Any]) -> str:

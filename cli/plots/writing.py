@@ -23,6 +23,8 @@ def check_plot(path: Path | None) -> None:
         raise UsageError(f"--plot {path}: a picture is an .svg or a .png; name it so")
     if not path.parent.is_dir():
         raise UsageError(f"--plot {path}: no folder {path.parent}; create it first")
+    if path.is_dir():
+        raise UsageError(f"--plot {path}: a folder has this name; give the picture another")
     if kind == ".png":
         from importlib.util import find_spec
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import struct
+from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from kvtape.cli.plots import palette, residency
-from kvtape.cli.plots.frame import even_axis, log_axis
+from kvtape.cli.plots.canvas import document, width_of
+from kvtape.cli.plots.frame import Frame, even_axis, log_axis
 from kvtape.cli.plots.legend import series_look
 from kvtape.planner.residency import apply
 from kvtape.planner.residency_state import ResidencyState
 from kvtape.traces.reader import open_log
 from support.command import kvtape, kvtape_process
 from support.imports import written
-from support.read_svg import Picture, read_svg
+from support.read_svg import Drawn, Picture, read_svg
 from support.repository import ROOT
 
 ROWS = "".join(
@@ -138,6 +141,33 @@ def test_a_what_if_has_its_points(log: Path, costs: Path, tmp_path: Path) -> Non
             assert mark.classes[0].partition("-")[2] == family
     said = {part for text in picture.texts for part in text.split(", ")}
     assert {str(row["budget"]) for row in rows} <= said
+    beside = [
+        s for s in picture.of("text", "fill-faint") if s.attributes["text-anchor"] == "start" and s.text[0].isdigit()
+    ]
+    assert len(beside) >= 4
+    assert not any(overlap(a, b) for a, b in combinations(beside, 2))
+
+
+def overlap(a: Drawn, b: Drawn) -> bool:
+    """Whether two lines of text run into each other."""
+    first, second = sorted((a, b), key=lambda s: s.number("x"))
+    return abs(a.number("y") - b.number("y")) < 10 and first.number("x") + width_of(first.text) > second.number("x")
+
+
+def test_numbers_of_turns_do_not_run_into_each_other() -> None:
+    columns = SimpleNamespace(turn=np.repeat(np.arange(900, 1100), 5))
+    frame = Frame(80, 60, 640, 400, even_axis("event (seq)", 1000), even_axis("tape position, tokens", 10))
+    svg = document(800, 500, "turns", residency._turns(columns, frame))  # type: ignore[arg-type]
+    marks = read_svg(svg).of("text")
+    assert len(marks) > 5
+    assert not any(overlap(a, b) for a, b in combinations(marks, 2))
+
+
+def test_a_folder_is_no_place_for_a_picture(tmp_path: Path) -> None:
+    (tmp_path / "map.svg").mkdir()
+    ran = kvtape("show", tmp_path / "none.duckdb", "--plot", tmp_path / "map.svg")
+    assert ran.code == 2
+    assert "a folder has this name" in ran.err
 
 
 def test_intervals_of_drawn_arrivals_are_bars(log: Path, costs: Path, tmp_path: Path) -> None:
