@@ -37,6 +37,26 @@ function chart(stage, data, title, describedby) {
     return drawn("path", { d, transform: `translate(${cx},${cy})`, fill });
   }
 
+  // Of bounds and limits the line is what counts: marks would hide those of what they are bounds of. One point has no
+  // line, and stands as a ring.
+  function mark(k, cx, cy) {
+    const s = series[k];
+    if (s.mark === "dashed") return s.x.length > 1 ? "" : drawn("circle", { cx, cy, r: 8, fill: "none", stroke: tint(k), "stroke-width": 2 });
+    return s.mark === "points" || (s.mark !== "bars" && s.x.length <= 40) ? shape(k, cx, cy, tint(k)) : "";
+  }
+
+  const stroke = (k) => ({ fill: "none", stroke: tint(k), "stroke-width": 2, "stroke-dasharray": series[k].mark === "dashed" ? "7 4" : "none" });
+
+  // As the series is drawn.
+  function key(k) {
+    const { mark: kind, x } = series[k], made = drawn("svg", { class: "key", "aria-hidden": "true", width: 28, height: 12, viewBox: "0 -6 28 12" });
+    if (kind === "bars") made.append(drawn("rect", { x: 8, y: -6, width: 12, height: 12, fill: tint(k) }));
+    else if (kind !== "points" && x.length > 1) made.append(drawn("path", { d: "M1,0H27", ...stroke(k) }));
+    const found = kind === "dashed" && x.length < 2 ? drawn("circle", { cx: 14, cy: 0, r: 5, fill: "none", stroke: tint(k), "stroke-width": 2 }) : mark(k, 14, 0);
+    if (found) made.append(found);
+    return made;
+  }
+
   const clip = `${describedby}-clip`;
   function paint(frame) {
     const { left, top, width, height } = frame;
@@ -57,9 +77,9 @@ function chart(stage, data, title, describedby) {
           inside.append(drawn("rect", { x: frame.px(x) - wide / 2, y: to, width: wide, height: Math.max(0, from - to), fill: tint(k), stroke: "var(--paper)", "stroke-width": wide > 3 ? 1 : 0 }));
         });
       } else if (s.mark !== "points") {
-        inside.append(drawn("path", { d: path(frame, s), fill: "none", stroke: tint(k), "stroke-width": 2, "stroke-dasharray": s.mark === "dashed" ? "7 4" : "none" }));
+        inside.append(drawn("path", { d: path(frame, s), ...stroke(k) }));
       }
-      if (s.mark === "points" || (s.mark !== "bars" && s.x.length <= 40)) s.x.forEach((x, i) => inside.append(shape(k, frame.px(x), frame.py(s.y[i]), tint(k))));
+      s.x.forEach((x, i) => inside.append(mark(k, frame.px(x), frame.py(s.y[i]))));
     });
     frame.marks.append(inside);
   }
@@ -92,7 +112,7 @@ function chart(stage, data, title, describedby) {
   });
   const legend = element("div", { class: "legend", role: "group", "aria-label": `Series of ${title}` });
   series.forEach((s, k) => {
-    const button = element("button", { type: "button", "aria-pressed": "true" }, swatch(`s${k % 8}`), s.name + (s.mark === "dashed" ? " (dashed)" : ""));
+    const button = element("button", { type: "button", "aria-pressed": "true" }, key(k), s.name + (s.mark === "dashed" && s.x.length > 1 ? " (dashed)" : ""));
     button.addEventListener("click", () => {
       shown[k] = !shown[k];
       button.setAttribute("aria-pressed", String(shown[k]));

@@ -44,7 +44,9 @@ function residencyMap(stage, data, title, describedby) {
     const x = frame.px(grid.x0), y = frame.py(grid.y0 + grid.ny * grid.dy);
     pen.drawImage(small, x, y, frame.px(grid.x0 + grid.nx * grid.dx) - x, frame.py(grid.y0) - y);
     const cell = `${grouped(grid.dx * session.about.every)} event${grid.dx * session.about.every > 1 ? "s" : ""}`;
-    note.textContent = `Each cell is ${cell} by ${grouped(grid.dy)} tape position${grid.dy > 1 ? "s" : ""}, in the colour of ${kept ? "what is kept in it, however little, else of" : ""} most of its pairs.`.replace("  ", " ");
+    // Most sinks are four positions.
+    const hidden = !kept && session.about.sink > 0 && grid.dy > 2 * session.about.sink ? ` The sink's ${grouped(session.about.sink)} positions are less than half of a cell: zoom in to see them.` : "";
+    note.textContent = `Each cell is ${cell} by ${grouped(grid.dy)} tape position${grid.dy > 1 ? "s" : ""}, in the colour of ${kept ? "what is kept in it, however little, else of" : ""} most of its pairs.`.replace("  ", " ") + hidden;
   }
 
   function read(frame, x, y) {

@@ -132,6 +132,22 @@ def _apart(labels: list[Locator]) -> bool:
     return all(stop <= start + 1 for (_, stop), (start, _) in pairwise(boxes))
 
 
+def test_a_legend_shows_the_marks_and_lines_of_its_series(browser: Browser, full: Path) -> None:
+    with new_tab(browser, full) as tab:
+        ready(tab.page)
+        keys = dict(tab.page.evaluate(_KEYS))
+        dashed = {name for name in keys if name.endswith("(dashed)")}
+        assert dashed
+        # A bound is a line alone: marks of its own would lie over those that it bounds.
+        assert {keys[name] for name in dashed} == {"7 4"}
+        marks = {keys[name].removeprefix("none ").split(" ")[0] for name in keys.keys() - dashed}
+        assert {"circle", "path"} <= marks <= {"circle", "path", "rect"}
+
+
+_KEYS = """[...document.querySelectorAll(".legend button")].map(b => [b.textContent, [...b.querySelectorAll(".key *")]
+  .map(m => m.getAttribute("stroke-dasharray") || m.tagName).join(" ")])"""
+
+
 def test_on_paper_the_page_is_light_and_without_controls(browser: Browser, full: Path) -> None:
     with new_tab(browser, full, scheme="dark") as tab:
         shown = figures(tab)
