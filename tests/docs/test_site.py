@@ -124,7 +124,8 @@ def test_the_configuration_is_offline() -> None:
     text = re.sub(r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     config = yaml.safe_load(text)
     assert config["theme"]["font"] is False
-    assert not {"extra_javascript", "extra_css", "site_url", "repo_url"} & set(config)
+    assert not {"extra_javascript", "site_url", "repo_url"} & set(config)
+    assert all((ROOT / "docs" / name).is_file() for name in config["extra_css"])
 
 
 def test_outputs_stand_in_columns() -> None:
@@ -147,4 +148,8 @@ def test_a_reader_finds_a_page_from_the_disk(site: dict[str, Elements], folder: 
         page.wait_for_selector(".md-search-result__item a")
         found = [link.get_attribute("href") or "" for link in page.query_selector_all(".md-search-result__item a")]
         assert any("faq.html" in link for link in found[:6]), found
+        page.goto((folder / "contributing.html").as_uri())
+        # What the button gives away is the text of a block while it is marked so.
+        taken = page.locator("code:has(.gp)").first.evaluate("e => (e.toggleAttribute('data-md-copying'), e.innerText)")
+        assert taken.strip() == "python -m pytest -q test_thinning.py"
         assert wrong == []
