@@ -16,21 +16,12 @@ from support.contrast import variables
 from support.long_log import write_long_log
 from support.read_cells import folded_cell, read_cell
 from support.report_page import Figure, figures, ready, write_page
-from support.report_results import RESULTS, write_results
 
 PANELS = 8
 SINK, RECENT = 4, 700
 """Of the policy of `long_log`."""
 HOSTILE = ("</script><img src=x onerror=alert(1)>", "\"'><script>alert(2)</script>&amp;\u2028")
 STATES = ("resident", "recent", "sink", "cold", "dropped")
-
-
-@pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a log of a real engine, with the results of every verb."""
-    folder = write_results(tmp_path_factory.mktemp("full"))
-    named = [option for name in RESULTS for option in ("--with", folder / f"{name}.json")]
-    return write_page(folder / "L.duckdb", folder / "report.html", *named)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,15 @@ from kvtape.sim.fidelity import first_difference
 from kvtape.traces.reader import open_log
 from support.command import kvtape
 from support.forge import edit_log
-from support.report_results import RESULTS, write_results
+from support.report_results import RESULTS
 
 MakePanel = Callable[[Sources], Panel]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_results(tmp_path_factory.mktemp("results"))
+def folder(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy that is added to."""
+    return shutil.copytree(results, tmp_path_factory.mktemp("panels") / "results")
 
 
 def said(folder: Path, verb: str) -> Any:
