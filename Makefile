@@ -98,4 +98,4 @@ soak: setup ## the long run of crashes: kills, power cuts, full disks, flipped b
 	$(BIN)/python benchmarks/soak_serve.py
 
 clean: ## remove the environment and everything that was built
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
