@@ -39,14 +39,17 @@ def report(
     Example:
       kvtape report demo-out/demo.duckdb --with demo-out --out report.html
     """
+    from kvtape.backends.errors import UsageError
     from kvtape.cli.logs import opened
     from kvtape.cli.output import Section, emit, note
     from kvtape.report.write import write_report
 
+    if str(out) == "-":
+        raise UsageError("--out -: a report is written to a file; name one, like report.html, or /dev/stdout")
     with opened(log) as tape:
         written = write_report(tape, out, runs=runs or (), sessions=session or (), results=results or ())
     for text in written.left_out:
         note(f"kvtape: not in the report: {text}")
     body = {"out": str(written.path), "bytes": written.size, "sessions": written.sessions}
     line = f"{written.path}: {written.size / 2**20:.2f} MiB; open it in any browser, it needs no network"
-    emit("report", body, [Section(line, (), ())], as_json=as_json)
+    emit("report", body, [Section(line, (), ())], as_json=as_json, digest=written.digest)

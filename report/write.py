@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,13 @@ _LEAD = "What a language model's KV cache held, event by event, what that cost, 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """`size`: bytes of the file. `sessions`: how many are shown. `left_out`: files of folders, with the reason."""
+    """`size`: bytes of the page, `digest`: their SHA-256 (hex). `sessions`: how many are shown. `left_out`: files of
+    folders, with the reason.
+    """
 
     path: Path
     size: int
+    digest: str
     sessions: int
     left_out: tuple[str, ...] = ()
 
@@ -49,9 +53,9 @@ def write_report(
     that is none, or of another log; OSError, which names `out`.
     """
     sources = choose(log, runs, sessions, results)
-    html = report_html(sources)
+    html = report_html(sources).encode()
     write_whole(out, html)
-    return Written(out, len(html.encode()), len(sources.sessions), sources.given.left_out)
+    return Written(out, len(html), hashlib.sha256(html).hexdigest(), len(sources.sessions), sources.given.left_out)
 
 
 def _facts(sources: Sources) -> tuple[tuple[str, str], ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import zlib
 from base64 import b64decode
@@ -48,6 +50,9 @@ def test_a_report_made_again_has_the_same_bytes(log: Path, tmp_path: Path) -> No
     first = report(log, tmp_path / "one.html")
     assert first == report(log, tmp_path / "two.html")
     assert len(first.encode()) < 200_000
+    said = json.loads(kvtape("report", log, "--out", tmp_path / "one.html", "--json").out)
+    assert said["digest"] == hashlib.sha256((tmp_path / "one.html").read_bytes()).hexdigest()
+    assert said["bytes"] == len(first.encode())
 
 
 def test_the_page_loads_nothing_and_every_id_is_its_own(log: Path, tmp_path: Path) -> None:
@@ -100,7 +105,7 @@ def test_errors_are_one_line_and_leave_no_file(log: Path, tmp_path: Path) -> Non
         assert said in done.err
         assert len(done.err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
-    for place in (tmp_path, tmp_path / "no" / "r.html"):
+    for place in (tmp_path, tmp_path / "no" / "r.html", "-"):
         done = kvtape("report", str(log), "--out", str(place))
         assert (done.code, len(done.err.splitlines())) == (2, 1)
         assert str(place) in done.err
