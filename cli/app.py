@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -152,7 +153,7 @@ def run(argv: list[str] | None = None) -> int:
             # A log's file cannot have such a name, nor a report speak of it.
             return _fail(2, f"argument {arg!a} is no UTF-8; rename the file")
     try:
-        command = typer.main.get_command(app)
+        command = _tree()
         if (asking := os.environ.get("KVTAPE_COMPLETE")) is not None:
             return _complete(asking, command, args)
         # Not `command.main`: it has an exit code of its own for an interrupt and for a closed pipe.
@@ -182,6 +183,12 @@ def _replace_closed_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
+@cache
+def _tree() -> Any:
+    """The commands as they are parsed. Made once: a process may run many, and making it takes as long as one."""
+    return typer.main.get_command(app)
+
+
 def _take_debug(args: list[str]) -> tuple[list[str], bool]:
     end = args.index("--") if "--" in args else len(args)
     kept = [arg for arg in args[:end] if arg != "--debug"]
@@ -206,7 +213,7 @@ def _usage(err: TyperException) -> int:
         return 0 if context is not None and context.parent is None else 2
     from kvtape.cli.usage_errors import usage_line
 
-    return _fail(err.exit_code, usage_line(err, typer.main.get_command(app)))
+    return _fail(err.exit_code, usage_line(err, _tree()))
 
 
 def _fail(code: int, line: str) -> int:

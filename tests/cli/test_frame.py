@@ -85,7 +85,7 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("typer.main.get_command", interrupted)
+    monkeypatch.setattr("kvtape.cli.app._tree", interrupted)
     ran = kvtape("doctor")
     assert (ran.code, ran.err) == (130, "kvtape: interrupted\n")
 
