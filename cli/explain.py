@@ -78,6 +78,7 @@ def _seq_of(text: str) -> int:
 def _run_of(tape: Log, text: str | None) -> RunRow:
     """The run whose id is `text` or begins with it; the log's default run for None. Raises UsageError."""
     from kvtape.backends.errors import UsageError
+    from kvtape.planner.grammar import nearest
 
     if text is None:
         return tape.default_run()
@@ -85,7 +86,8 @@ def _run_of(tape: Log, text: str | None) -> RunRow:
     found = [r for r in runs if r.run_id == text] or [r for r in runs if r.run_id.startswith(text)]
     if len(found) != 1:
         there = ", ".join(r.run_id for r in (found or runs)) or "none"
-        what = "several runs begin so" if found else "no such run; the log has"
+        hint = nearest(text, [r.run_id for r in runs])
+        what = "several runs begin so" if found else f"no such run{hint} the log has"
         raise UsageError(f"run {text!r}: {what}: {there}")
     return found[0]
 
@@ -94,14 +96,16 @@ def _session_of(tape: Log, run: RunRow, session_id: str | None) -> SessionRow:
     """The session named, or the only one. Raises UsageError naming those there are."""
     from kvtape.backends.errors import UsageError
     from kvtape.cli.logs import named_sessions
+    from kvtape.planner.grammar import nearest
 
     rows = tape.sessions(run.run_id)
     if session_id is None and len(rows) == 1:
         return rows[0]
     found = [row for row in rows if row.session_id == session_id]
     if not found:
+        hint = ";" if session_id is None else nearest(session_id, [row.session_id for row in rows])
         what = "name one with --session" if session_id is None else f"no session {session_id!r}"
-        raise UsageError(f"{what}; run {run.run_id} has: {named_sessions(rows)}")
+        raise UsageError(f"{what}{hint} run {run.run_id} has: {named_sessions(rows)}")
     return found[0]
 
 

@@ -106,7 +106,7 @@ def _watch(log: Path, session: str | None, every: float, view: View) -> None:
     looked_at, took, rate, problem = clock.now_ns(), 0, None, None
     with keys() as pressed, screen() as live:
         while True:
-            shown = frame(view, str(log), live.console.height, events_per_s=rate, problem=problem)
+            shown = frame(view, str(log), *live.console.size[::-1], events_per_s=rate, problem=problem)
             live.update(shown, refresh=True)
             if pressed.quits_before(clock.now_ns() + max(int(every * 1e9), _SHARE * took), clock):
                 return
@@ -114,7 +114,7 @@ def _watch(log: Path, session: str | None, every: float, view: View) -> None:
             try:
                 seen = _look(log, session)
             except (TraceError, KvtapeError, OSError) as err:
-                problem = f"shown as it was, since now: {' '.join(str(err).split())}"
+                problem = f"shown is the last look that worked; now: {' '.join(str(err).split())}"
             else:
                 rate = max(0, seen.events - view.events) * 1e9 / max(1, began - looked_at)
                 view, looked_at, problem = seen, began, None

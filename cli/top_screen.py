@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,8 +27,10 @@ _AROUND = 6
 """Lines of a frame beside its rows: the title, the heads of the table, what is left out, the keys."""
 
 
-def frame(view: View, log: str, height: int, *, events_per_s: float | None, problem: str | None) -> RenderableType:
-    """What fits `height` lines: the log, its sessions, what happened last.
+def frame(
+    view: View, log: str, height: int, width: int = 80, *, events_per_s: float | None, problem: str | None
+) -> RenderableType:
+    """What fits `height` lines of `width` cells: the log, its sessions, what happened last.
 
     `events_per_s`: since the frame before; `problem`: why the view is an old one.
     """
@@ -39,7 +42,7 @@ def frame(view: View, log: str, height: int, *, events_per_s: float | None, prob
     shown, hidden = view.sessions[:room], len(view.sessions) - room
     parts: list[RenderableType] = [_line(_title(view, log, events_per_s))]
     parts.append(_line(problem or _totals(view), "bold red" if problem else ""))
-    parts.append(_table(shown))
+    parts.append(_table(shown, width))
     if hidden > 0:
         parts.append(_line(f"and {hidden} more sessions; --session S shows one alone"))
     if latest:
@@ -76,21 +79,41 @@ def _totals(view: View) -> str:
     )
 
 
-def _table(sessions: tuple[SessionLine, ...]) -> Any:
+class _Column(NamedTuple):
+    """A column that is shown from `least` cells of the whole on: a session's name is worth more than the rest."""
+
+    name: str
+    least: int
+    justify: Literal["left", "right"]
+    text: Callable[[SessionLine], str]
+
+
+def _speed(s: SessionLine) -> str:
+    return "-" if s.tokens_per_s is None else f"{s.tokens_per_s:.{0 if s.tokens_per_s >= 100 else 1}f}"
+
+
+_COLUMNS: Final = (
+    _Column("state", 28, "left", lambda s: s.state),
+    _Column("context", 72, "left", lambda s: _fill(s)),
+    _Column("resident", 0, "right", lambda s: str(s.resident)),
+    _Column("evicts", 60, "right", lambda s: str(s.evicts)),
+    _Column("evicted", 38, "right", lambda s: str(s.evicted)),
+    _Column("tok/s", 46, "right", _speed),
+    _Column("last", 52, "left", lambda s: s.op),
+)
+
+
+def _table(sessions: tuple[SessionLine, ...], width: int) -> Any:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
     table.add_column("session", no_wrap=True, overflow="ellipsis", ratio=1)
-    for name in ("state", "context"):
-        table.add_column(name, no_wrap=True)
-    for name in ("resident", "evicts", "evicted", "tok/s"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("last", no_wrap=True)
+    shown = [column for column in _COLUMNS if width >= column.least]
+    for column in shown:
+        table.add_column(column.name, justify=column.justify, no_wrap=True)
     for s in sessions:
-        speed = "-" if s.tokens_per_s is None else f"{s.tokens_per_s:.{0 if s.tokens_per_s >= 100 else 1}f}"
         style = "red" if s.state == "fatal" else "dim" if s.state == "closed" else ""
-        cells = (s.session_id, s.state, _fill(s), f"{s.resident}", f"{s.evicts}", f"{s.evicted}", speed, s.op)
-        table.add_row(*(_cell(text) for text in cells), style=style)
+        table.add_row(_cell(s.session_id), *(_cell(column.text(s)) for column in shown), style=style)
     return table
 
 
@@ -118,14 +141,23 @@ def _happened(h: Happening) -> str:
 
 @contextmanager
 def screen() -> Iterator[Live]:
-    """The terminal's other screen, given back at the end as it was."""
+    """The terminal's other screen, given back at the end as it was, also where SIGTERM or SIGHUP is the end."""
     from rich.console import Console
     from rich.live import Live
 
     colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     console = Console(highlight=False, markup=False, color_system=colours)
-    with Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as live:
-        yield live
+    before = [(number, signal.signal(number, _leave)) for number in (signal.SIGTERM, signal.SIGHUP)]
+    try:
+        with Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as live:
+            yield live
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 from kvtape.cli.top_screen import frame
@@ -133,19 +134,38 @@ happenings = st.builds(
     st.lists(lines, max_size=40),
     st.lists(happenings, max_size=12),
     st.integers(8, 40),
+    st.integers(20, 200),
     st.none() | st.floats(0, 10**6),
     st.none() | names,
 )
 def test_a_frame_fits_its_terminal(
-    sessions: list[SessionLine], latest: list[Happening], height: int, rate: float | None, problem: str | None
+    sessions: list[SessionLine],
+    latest: list[Happening],
+    height: int,
+    width: int,
+    rate: float | None,
+    problem: str | None,
 ) -> None:
     view = View(False, 3, 9, tuple(sessions), tuple(latest))
     out = io.StringIO()
-    console = Console(file=out, width=80, height=height, color_system=None, highlight=False, markup=False)
-    console.print(frame(view, "x" * 100, height, events_per_s=rate, problem=problem))
+    console = Console(file=out, width=width, height=height, color_system=None, highlight=False, markup=False)
+    console.print(frame(view, "x" * 100, height, width, events_per_s=rate, problem=problem))
     shown = out.getvalue().split("\n")
     assert len(shown) - 1 <= height
+    assert all(cell_len(line) <= width for line in shown)
     assert "q quits" in shown[-2]
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80])
+def test_a_name_of_a_session_can_be_read_in_a_narrow_terminal(width: int) -> None:
+    line = SessionLine(
+        "r", "chat-0012", "live", "decode", 9, 9, 131072, 131072, None, 40, 99999, 1, 9, 85.2, None, False
+    )
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=20, color_system=None, highlight=False, markup=False)
+    console.print(frame(View(False, 0, 9, (line,), ()), "log", 20, width, events_per_s=None, problem=None))
+    [row] = [row for row in out.getvalue().split("\n") if row.startswith("chat-0012")]
+    assert "131072" in row
 
 
 def test_names_of_others_do_nothing_to_a_terminal() -> None:
@@ -199,6 +219,21 @@ def test_ctrl_c_gives_the_terminal_back(log: Path) -> None:
         assert terminal.end(130).endswith("kvtape: interrupted\n")
         assert terminal.echoes()
         assert "\x1b[?1049l" in terminal.raw
+
+
+def test_a_signal_that_ends_it_gives_the_terminal_back(log: Path) -> None:
+    with Terminal(["-m", "kvtape.cli", "top", log, "--every", "60"]) as terminal:
+        terminal.until(lambda text: "q quits" in text)
+        terminal.process.send_signal(signal.SIGTERM)
+        terminal.end(128 + signal.SIGTERM)
+        assert "\x1b[?1049l" in terminal.raw
+
+
+@pytest.mark.parametrize("every", ["0", "nan", "inf", "1e300"])
+def test_a_time_that_is_none_is_refused(every: str, log: Path) -> None:
+    ran = kvtape("top", log, "--every", every)
+    assert (ran.code, ran.out) == (2, "")
+    assert "'--every'" in ran.err
 
 
 def test_a_dumb_terminal_gets_one_look(log: Path) -> None:
