@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from kvtape.sim.costs.model import read_costs
 from kvtape.traces.reader import open_log
 from support.command import kvtape
 from support.read_svg import read_svg
+from support.repository import ROOT
 from support.tiny_gguf import write_tiny
 
 LATER_OPS = {Op.LOST}
@@ -133,6 +135,19 @@ def test_the_demo_without_an_engine_says_what_is_modelled(tmp_path: Path) -> Non
     assert {name: (tmp_path / name).read_bytes() for name in made} == report
     assert "No engine ran here" in told.out
     assert told.out.splitlines()[-5].startswith(f"the report: {tmp_path / 'report.html'}")
+    page = (ROOT / "docs" / "example.md").read_text(encoding="utf-8")
+    assert f"logical digest {body['digest']}" in page
+    timed = {"# Why was": 0, "# What did each operation": 1, "# What did each plan": 1, "# hit rate": 0}
+    for title, n in timed.items():
+        assert rows_under(title, page, n) == rows_under(title, told.out, n)
+
+
+def rows_under(title: str, text: str, timed: int) -> list[list[str]]:
+    """The table behind a title, without its last columns, which are times; fails without one."""
+    lines = f"\n{text}".partition(f"\n{title}")[2].splitlines()[1:]
+    rows = [line.split("\t") for line in takewhile(lambda line: "\t" in line, lines)]
+    assert len(rows) > 3
+    return [row[: len(row) - timed] for row in rows]
 
 
 def test_what_it_says_to_try_next_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
