@@ -4,26 +4,52 @@ function occupancy(stage, data, title, describedby) {
   const figure = { byEvent: true };
   let session = null;
 
-  // Lowest and highest value of a column for every pixel, as one closed path: nothing between pixels is lost.
-  function band(frame, values) {
+  // For every pixel the lowest and the highest value of its columns, a faint area, and their mean, a line: nothing
+  // between pixels is lost, and curves that lie over each other can be told apart.
+  function curve(frame, name, values, more = {}) {
     const [low, high] = frame.window.x;
     const a = Math.max(0, Math.floor(low) - 1), b = Math.min(values.length, Math.ceil(high) + 1);
-    const tops = [], bottoms = [];
-    let pixel = null, least = 0, most = 0;
-    const put = () => { tops.push([pixel, most]); bottoms.push([pixel, least]); };
+    const tops = [], bottoms = [], means = [];
+    let pixel = null, least = 0, most = 0, sum = 0, n = 0;
+    const put = () => { tops.push([pixel, most]); bottoms.push([pixel, least]); means.push([pixel, sum / n]); };
     for (let i = a; i < b; i++) {
+      if (Number.isNaN(values[i])) continue;
       const x = Math.round(frame.px(i + 0.5) * 2) / 2;
       if (x !== pixel) {
         if (pixel !== null) put();
         pixel = x;
         least = most = values[i];
+        sum = n = 0;
       }
+      sum += values[i];
+      n += 1;
       if (values[i] < least) least = values[i];
       if (values[i] > most) most = values[i];
     }
-    if (pixel !== null) put();
+    if (pixel === null) return [];
+    put();
     const point = ([x, v]) => `${x.toFixed(1)},${frame.py(v).toFixed(1)}`;
-    return "M" + tops.map(point).join("L") + "L" + bottoms.reverse().map(point).join("L") + "Z";
+    const line = (points) => points.map(point).join("L");
+    return [
+      drawn("path", { d: `M${line(tops)}L${line(bottoms.reverse())}Z`, fill: `var(--${name})`, "fill-opacity": 0.3 }),
+      drawn("path", { d: `M${line(means)}`, fill: "none", stroke: `var(--${name})`, "stroke-width": 1.5, "stroke-linejoin": "round", ...more }),
+    ];
+  }
+
+  // A limit of every column: that of the last plan until then. NaN, before the first one, is drawn nowhere.
+  function everyColumn(points) {
+    const values = new Float64Array(session.about.columns).fill(NaN);
+    points.forEach(([x, v], i) => values.fill(v, Math.floor(x), i + 1 < points.length ? Math.floor(points[i + 1][0]) : values.length));
+    return values;
+  }
+
+  // Dashes as long as there is room for them; plans that share pixels are a curve like the others.
+  function limit(frame, name, points) {
+    const [low, high] = frame.window.x;
+    const dashed = { "stroke-width": 2, "stroke-dasharray": "6 4" };
+    const seen = points.filter(([x]) => x >= low && x <= high).length;
+    if (seen > frame.width / 6) return curve(frame, name, everyColumn(points), dashed);
+    return [drawn("path", { d: level(frame, points), fill: "none", stroke: `var(--${name})`, ...dashed })];
   }
 
   function level(frame, points) {
@@ -46,10 +72,9 @@ function occupancy(stage, data, title, describedby) {
     const { left, top, width, height } = frame;
     frame.marks.append(drawn("clipPath", { id: clip }, drawn("rect", { x: left, y: top - 1, width, height: height + 2 })));
     const inside = drawn("g", { "clip-path": `url(#${clip})` });
-    const curve = (name, values) => drawn("path", { d: band(frame, values), fill: `var(--${name})`, stroke: `var(--${name})`, "stroke-width": 1.5, "stroke-linejoin": "round" });
-    inside.append(curve("resident", session.events.resident));
-    if (session.events.cold.some((v) => v > 0)) inside.append(curve("cold", session.events.cold));
-    for (const [, name, points] of limits()) inside.append(drawn("path", { d: level(frame, points), fill: "none", stroke: `var(--${name})`, "stroke-width": 2, "stroke-dasharray": "6 4" }));
+    if (session.events.cold.some((v) => v > 0)) inside.append(...curve(frame, "cold", session.events.cold));
+    inside.append(...curve(frame, "resident", session.events.resident));
+    for (const [, name, points] of limits().reverse()) inside.append(...limit(frame, name, points));
     frame.marks.append(inside);
   }
 

@@ -87,7 +87,8 @@ def _view(log: Log, row: SessionRow, every: int, several: bool) -> SessionView:
     past = history(columns, sink=limits.sink, recent=limits.recent)
     at, elapsed, codes, texts = _details(log, row, len(columns))
     thin = thinned(columns, past, at, elapsed, codes, every)
-    label = f"{row.run_id} / {row.session_id}" if several else row.session_id
+    name = row.session_id or "(no name)"
+    label = f"{row.run_id} / {name}" if several else name
     evicts, admits = (int((columns.op == OP_CODES[op]).sum()) for op in (Op.EVICT, Op.ADMIT))
     return SessionView(row, label, len(columns), evicts, admits, past, limits, texts, thin, lost)
 

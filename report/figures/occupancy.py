@@ -12,8 +12,8 @@ __all__ = ["occupancy_panel"]
 
 _LEAD = (
     "Tokens resident in the engine's cache after every event, and tokens in the cold store, from the fold of the log. "
-    "Where events share a pixel the curve covers all their values, lowest to highest. Dashed: the effective context, "
-    "and the budget that the plans worked to."
+    "Where events share a pixel the line is their mean and the area around it reaches from the lowest to the highest. "
+    "Dashed: the effective context, and the budget that the plans worked to."
 )
 
 

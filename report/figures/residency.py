@@ -63,8 +63,9 @@ def thinning(sources: Sources) -> str:
 def _summary(view: SessionView) -> str:
     end = view.history.final
     tape = int(view.history.tape_length.max(initial=0))
+    cut = "" if end.tape_length == tape else f"the tape is cut back to {end.tape_length:,}: "
     return (
-        f"Session {view.label}: {view.n_events:,} events on {tape:,} tape positions. At the end "
+        f"Session {view.label}: {view.n_events:,} events on {tape:,} tape positions. At the end {cut}"
         f"{end.resident_tokens:,} tokens are resident, {end.cold_ranges.n_tokens:,} cold and "
         f"{end.dropped.n_tokens:,} dropped; the most that was resident at once is "
         f"{int(view.history.resident.max(initial=0)):,}."
