@@ -71,11 +71,20 @@ def made_by(run: RunRow, sessions: Sequence[SessionRow]) -> str | None:
     return None
 
 
-def repeated(log: str, sessions: Sequence[SessionRow], results: Sequence[str], runs: Sequence[str]) -> dict[str, str]:
-    """What is asked of a log, by what it is for; `log` and `results` are names of files, `runs` ids that were named."""
+def repeated(
+    log: str,
+    sessions: Sequence[SessionRow],
+    results: Sequence[str] = (),
+    runs: Sequence[str] = (),
+    only: Sequence[str] = (),
+) -> dict[str, str]:
+    """What is asked of a log, by what it is for; `log` and `results` are names of files, `runs` and `only` ids of runs
+    and sessions that were named.
+    """
     place = shlex.quote(log)
     given = "".join(f" --with {shlex.quote(name)}" for name in results)
     named = "".join(f" {shlex.quote(run)}" for run in runs)
+    named += "".join(f" --session {shlex.quote(session)}" for session in only)
     engines = [b for b in dict.fromkeys(s.backend for s in sessions) if b in _ENGINES]
     found = {
         "this report": f"kvtape report {place}{named}{given} --out report.html",

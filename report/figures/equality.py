@@ -42,7 +42,7 @@ def equality_panel(sources: Sources) -> Panel:
         tables.append(_pairs(pairs, len(sources.runs) - 1 - len(pairs)))
     missing = []
     if not found:
-        command = repeated(sources.log.path.name, sources.sessions, (), ()).get("does an engine hold the same?")
+        command = repeated(sources.log.path.name, sources.sessions).get("does an engine hold the same?")
         given = "No replay was given, so nothing here says what an engine held. Show one with --with replay.json."
         none = "Nothing to replay: these sessions were not recorded on an engine that kvtape carries events out on."
         missing.append(Missing(given if command else none, command or RECORD))

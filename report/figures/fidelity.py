@@ -35,7 +35,7 @@ def fidelity_parts(sources: Sources) -> Parts:
     shown = tuple(table for table in tables if table is not None)
     if shown:
         return Parts(figures, shown)
-    commands = repeated(sources.log.path.name, sources.sessions, (), ())
+    commands = repeated(sources.log.path.name, sources.sessions)
     whatif = commands.get("what would other policies cost?")
     what = "Nothing was given that says how near a simulation of this log comes to the recording."
     learnt = whatif is not None and "--roofline" not in whatif

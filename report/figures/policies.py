@@ -44,7 +44,7 @@ def policies_panel(sources: Sources) -> Panel:
 
 
 def _no_simulation(sources: Sources) -> Missing:
-    command = repeated(sources.log.path.name, sources.sessions, (), ()).get("what would other policies cost?")
+    command = repeated(sources.log.path.name, sources.sessions).get("what would other policies cost?")
     if command is None:
         return Missing("No simulation of other policies: the runs that are shown have no session to simulate.", RECORD)
     why = "No simulation of other policies was given. This makes one, and --with whatif.json shows it."

@@ -39,6 +39,7 @@ def rules_panel(sources: Sources) -> Panel:
         sources.sessions,
         [named.name for named in sources.given.results],
         _named(sources),
+        sources.only,
     )
     tables = [
         _log(facts),
@@ -60,8 +61,9 @@ def rules_panel(sources: Sources) -> Panel:
 
 
 def _named(sources: Sources) -> list[str]:
-    """The runs that have to be named to get this page: of a log of one run none."""
-    return [run.run_id for run in sources.runs] if len(sources.runs) < len(sources.log.runs()) else []
+    """The runs that have to be named to get this page: none where the last one is shown, and results of all."""
+    as_it_comes = sources.shown == (sources.log.default_run(),) and len(sources.runs) == len(sources.log.runs())
+    return [] if as_it_comes else [run.run_id for run in sources.shown]
 
 
 def _log(facts: LogFacts) -> Table:

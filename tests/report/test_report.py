@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 import zlib
 from base64 import b64decode
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from kvtape.report.page import PageMeta, page
 from kvtape.report.panel import Figure, Missing, Panel, Table
 from kvtape.report.sources import choose
+from kvtape.traces.folder import new_segment
 from kvtape.traces.reader import open_log
 from kvtape.traces.recorder import Recorder
 from support.command import kvtape
@@ -53,6 +56,24 @@ def test_a_report_made_again_has_the_same_bytes(log: Path, tmp_path: Path) -> No
     said = json.loads(kvtape("report", log, "--out", tmp_path / "one.html", "--json").out)
     assert said["digest"] == hashlib.sha256((tmp_path / "one.html").read_bytes()).hexdigest()
     assert said["bytes"] == len(first.encode())
+
+
+@pytest.mark.parametrize("asked", [(), ("r0", "r1", "--session", "s 1")])
+def test_the_page_has_the_command_that_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("logs").mkdir()
+    for run in ("r0", "r1"):
+        recorder = Recorder(new_segment(Path("logs")), run_row(run), clock=TickClock(), key=KEY)
+        for session in ("s0", "s 1"):
+            record_script(recorder, script(session, run))
+        recorder.seal()
+    first = report(Path("logs"), Path("first.html"), *asked)
+    (command,) = re.findall("kvtape report [^<]*", first)
+    again = kvtape(*shlex.split(unescape(command))[1:])
+    assert again.code == 0, again.err
+    assert Path("report.html").read_text(encoding="utf-8") == first
 
 
 def test_the_page_loads_nothing_and_every_id_is_its_own(log: Path, tmp_path: Path) -> None:
