@@ -11,7 +11,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["BACKENDS", "EXPORTS", "IMPORTS", "KV_ENGINES", "WORDS", "run_ids", "session_ids", "values"]
+__all__ = [
+    "BACKENDS",
+    "CAPACITY_ENGINES",
+    "EXPORTS",
+    "IMPORTS",
+    "KV_ENGINES",
+    "KV_TYPES",
+    "SPECULATIONS",
+    "WORDS",
+    "run_ids",
+    "session_ids",
+    "values",
+]
 
 BACKENDS: Final = ("llama", "openvino", "reference")
 KV_ENGINES: Final = (
@@ -44,6 +56,9 @@ IMPORTS: Final = (
     "llama-server",
     "kvtape-jsonl",
 )
+CAPACITY_ENGINES: Final = ("llama.cpp", "openvino", "openvino-cb")
+KV_TYPES: Final = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "u8")
+SPECULATIONS: Final[dict[str, tuple[str, ...]]] = {"lookup": ("ngram", "tokens"), "draft": ("model", "tokens")}
 EXPORTS: Final = ("parquet", "jsonl", "mooncake", "bailian", "perfetto", "otlp", "oraclegeneral")
 
 WORDS: Final[dict[str, tuple[str, ...]]] = {
@@ -53,7 +68,8 @@ WORDS: Final[dict[str, tuple[str, ...]]] = {
     "--flash": ("on", "off", "auto"),
     "--force": ("text", "greedy"),
     "--in-flight": ("held", "none"),
-    "--kv-type": ("f32", "f16", "bf16", "q8_0", "q4_0"),
+    "--kv-type-k": KV_TYPES,
+    "--kv-type-v": KV_TYPES,
     "--memory": ("auto",),
     "--prefix": ("longest", "any"),
     "--rules": ("kvtape", "kvcache-simulator", "libcachesim"),
@@ -68,6 +84,9 @@ _HARMLESS = re.compile(r"[\w./@+-]+", re.ASCII)
 _BY_VERB: Final = {
     ("export", "--format"): EXPORTS,
     ("eval", "--format"): ("plain", "chat"),
+    ("", "--shell"): ("bash", "fish", "zsh"),
+    ("capacity", "--engine"): CAPACITY_ENGINES,
+    ("capacity", "--kv-type"): KV_TYPES,
     ("run", "--engine"): KV_ENGINES,
     ("bench", "--engine"): KV_ENGINES,
 }
@@ -85,6 +104,11 @@ def values(verb: str, option: str, begun: str, arguments: Sequence[str]) -> list
         return _beginning(IMPORTS, begun)
     if option in ("--backend", "--on"):
         return _spec(begun, dict.fromkeys(BACKENDS, ("threads", "way") if option == "--on" else ()))
+    if option == "--kv-type":
+        keys, slash, last = begun.rpartition("/")
+        return [f"{keys}{slash}{found}" for found in _beginning(KV_TYPES, last)]
+    if option == "--speculate":
+        return _spec(begun, SPECULATIONS)
     if option in ("--policy", "--comparator"):
         return _policies(verb, begun)
     if option in ("--session", "--run"):

@@ -16,7 +16,7 @@ from kvtape.backends.speculation.lookup import PromptLookup
 from kvtape.backends.speculation.vocabulary import check_same_vocabulary
 from kvtape.planner.grammar import REQUIRED, Option, choose_name, parse_options, parse_spec
 
-__all__ = ["SPECULATIONS", "OpenEngine", "Speculation", "parse_speculation"]
+__all__ = ["OPTIONS", "SPECULATIONS", "OpenEngine", "Speculation", "parse_speculation"]
 
 OpenEngine = Callable[[str, Path, Mapping[str, str]], Engine]
 """As `registry.open_engine`."""
@@ -24,12 +24,13 @@ OpenEngine = Callable[[str, Path, Mapping[str, str]], Engine]
 _MOST: Final = 31
 """Tokens of a draft: a recorded run has 32, and the first of them is no draft."""
 
-_OPTIONS: Final = {
+OPTIONS: Final = {
     "lookup": {"ngram": Option(int, 3, (1, 8)), "tokens": Option(int, 8, (1, _MOST))},
     "draft": {"model": Option(str, REQUIRED), "tokens": Option(int, 4, (1, _MOST))},
 }
+"""What each spec takes."""
 
-SPECULATIONS: Final = tuple(_OPTIONS)
+SPECULATIONS: Final = tuple(OPTIONS)
 """The names of specs."""
 
 
@@ -52,8 +53,8 @@ def parse_speculation(text: str, opener: OpenEngine = open_engine) -> Speculatio
     `opener` loads draft models, on the engine of the session that they draft for.
     """
     spec = parse_spec(text)
-    name = choose_name("speculation", spec.name, _OPTIONS)
-    values = parse_options(spec, _OPTIONS[name])
+    name = choose_name("speculation", spec.name, OPTIONS)
+    values = parse_options(spec, OPTIONS[name])
     tokens = values["tokens"]
     assert isinstance(tokens, int)
     if name == "lookup":

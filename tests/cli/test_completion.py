@@ -14,7 +14,16 @@ import typer
 from kvtape.cli.app import app
 from kvtape.cli.completion import SHELLS, answer, candidates
 from kvtape.cli.completion_scripts import SCRIPTS
-from kvtape.cli.completion_values import BACKENDS, EXPORTS, IMPORTS, KV_ENGINES, WORDS
+from kvtape.cli.completion_values import (
+    BACKENDS,
+    CAPACITY_ENGINES,
+    EXPORTS,
+    IMPORTS,
+    KV_ENGINES,
+    KV_TYPES,
+    SPECULATIONS,
+    WORDS,
+)
 from support.command import kvtape, kvtape_process
 from support.terminal import Terminal
 
@@ -48,6 +57,12 @@ def offered(line: str) -> list[str]:
         ("export L --format p", ["parquet", "perfetto"]),
         ("import F --format moo", ["mooncake"]),
         ("gate --flash o", ["on", "off"]),
+        ("--shell f", ["fish"]),
+        ("capacity --engine o", ["openvino", "openvino-cb"]),
+        ("record --kv-type q8", ["q8_0"]),
+        ("record --kv-type q8_0/i", ["q8_0/iq4_nl"]),
+        ("record --speculate dr", ["draft:"]),
+        ("record --speculate draft:m", ["draft:model="]),
         ("record --n-ctx ", []),
         ("verify --js", ["--json"]),
         ("verify -- --js", []),
@@ -66,12 +81,18 @@ def test_verbs_and_options_are_those_of_the_help() -> None:
 
 
 def test_names_are_those_of_the_registries() -> None:
+    from kvtape.backends.llama.kv_types import GGML_TYPES
     from kvtape.backends.reference.engines.registry import engine_entries
     from kvtape.backends.registry import ENGINE_NAMES
+    from kvtape.backends.speculation.spec import OPTIONS
+    from kvtape.capacity.engines import ENGINES
     from kvtape.traces.exporters import exporting
     from kvtape.traces.importers import registry
 
     assert BACKENDS == ENGINE_NAMES
+    assert CAPACITY_ENGINES == ENGINES
+    assert set(KV_TYPES) == {*GGML_TYPES, "u8"}
+    assert {name: tuple(options) for name, options in OPTIONS.items()} == SPECULATIONS
     assert list(KV_ENGINES) == [entry.name for entry in engine_entries()]
     assert list(IMPORTS) == [registry.AUTO, *registry.format_names()]
     assert list(EXPORTS) == exporting.format_names()
