@@ -8,10 +8,15 @@ from kvtape.report.data.commands import ROOFLINE
 from kvtape.report.panel import Missing
 from kvtape.report.sources import Sources
 
-__all__ = ["no_effects", "no_sessions"]
+__all__ = ["nothing_to_show"]
 
 
-def no_sessions(sources: Sources) -> tuple[Missing, ...]:
+def nothing_to_show(sources: Sources) -> tuple[Missing, ...]:
+    """Why panels of sessions have nothing to draw; empty where they have."""
+    return _no_effects(sources) if sources.views else _no_sessions(sources)
+
+
+def _no_sessions(sources: Sources) -> tuple[Missing, ...]:
     """Runs of results have no sessions of their own."""
     runs = ", ".join(run.run_id for run in sources.shown)
     what = f"Run {runs} has no session with events. Record one, or name another run of the log."
@@ -19,7 +24,7 @@ def no_sessions(sources: Sources) -> tuple[Missing, ...]:
     return (Missing(what, command),)
 
 
-def no_effects(sources: Sources) -> tuple[Missing, ...]:
+def _no_effects(sources: Sources) -> tuple[Missing, ...]:
     """Empty where anything was ever resident. An imported trace of requests says what was asked, and no more."""
     if any(view.history.resident.any() for view in sources.views):
         return ()

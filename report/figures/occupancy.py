@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtape.report.data.views import Limits, SessionView
-from kvtape.report.figures.missing import no_effects, no_sessions
+from kvtape.report.figures.missing import nothing_to_show
 from kvtape.report.figures.residency import thinning
 from kvtape.report.panel import Cell, Figure, Panel, Table
 from kvtape.report.sources import Sources
@@ -19,9 +19,7 @@ _LEAD = (
 
 def occupancy_panel(sources: Sources) -> Panel:
     title = "Occupancy against budget"
-    if not sources.views:
-        return Panel("occupancy", title, _LEAD, missing=no_sessions(sources))
-    if nothing := no_effects(sources):
+    if nothing := nothing_to_show(sources):
         return Panel("occupancy", title, _LEAD, missing=nothing)
     summaries = [_summary(view) for view in sources.views]
     data = {"summaries": summaries}

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvtape.report.data.history import STATES
 from kvtape.report.data.views import SessionView
-from kvtape.report.figures.missing import no_effects, no_sessions
+from kvtape.report.figures.missing import nothing_to_show
 from kvtape.report.panel import Cell, Figure, Panel, Table
 from kvtape.report.sources import Sources
 
@@ -23,9 +23,7 @@ _LEAD = (
 
 def residency_panel(sources: Sources) -> Panel:
     title = "Residency map"
-    if not sources.views:
-        return Panel("residency", title, _LEAD, missing=no_sessions(sources))
-    if nothing := no_effects(sources):
+    if nothing := nothing_to_show(sources):
         return Panel("residency", title, _LEAD, missing=nothing)
     summaries = [_summary(view) for view in sources.views]
     figure = Figure(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvtape.report.data.reuse import MEANING, Reason, Turn, grouped, reasons, turns
 from kvtape.report.figures.chart import Axis, Chart, Series, chart_figure
-from kvtape.report.figures.missing import no_effects, no_sessions
+from kvtape.report.figures.missing import nothing_to_show
 from kvtape.report.figures.residency import thinning
 from kvtape.report.panel import Figure, Missing, Panel, Table
 from kvtape.report.sources import Sources
@@ -25,9 +25,7 @@ _LEAD = (
 
 def reuse_panel(sources: Sources) -> Panel:
     title = "Reuse, and why prompts were computed"
-    if not sources.views:
-        return Panel("reuse", title, _LEAD, missing=no_sessions(sources))
-    if nothing := no_effects(sources):
+    if nothing := nothing_to_show(sources):
         return Panel("reuse", title, _LEAD, missing=nothing)
     labels = {(v.row.run_id, v.row.session_id): v.label for v in sources.views}
     found = turns(sources.log, list(labels))

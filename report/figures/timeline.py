@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvtape.report.data.costs import Cost, costs
 from kvtape.report.data.views import SessionView
-from kvtape.report.figures.missing import no_effects, no_sessions
+from kvtape.report.figures.missing import nothing_to_show
 from kvtape.report.figures.residency import thinning
 from kvtape.report.panel import Cell, Figure, Missing, Panel, Table
 from kvtape.report.sources import Sources
@@ -23,9 +23,7 @@ _LEAD = (
 
 def timeline_panel(sources: Sources) -> Panel:
     title = "Time line and costs"
-    if not sources.views:
-        return Panel("timeline", title, _LEAD, missing=no_sessions(sources))
-    if nothing := no_effects(sources):
+    if nothing := nothing_to_show(sources):
         return Panel("timeline", title, _LEAD, missing=nothing)
     shown = {(v.row.run_id, v.row.session_id): v.label for v in sources.views}
     found = [c for c in costs(sources.log) if (c.run_id, c.session_id) in shown]
