@@ -11,7 +11,10 @@ const sessions = {
       const s = this.about.sessions[i];
       const events = unpacked(s.events, s.columns, ["op", "text", "start", "stop", "at", "elapsed", "resident", "cold"]);
       const shapes = unpacked(s.states, s.rectangles, ["since", "span", "start", "length", "state"]);
-      this.loaded.set(i, Promise.all([events, shapes]).then(([e, r]) => ({ about: s, events: e, shapes: r })));
+      this.loaded.set(i, Promise.all([events, shapes]).then(([e, r]) => {
+        for (const name of ["at", "elapsed"]) e[name] = e[name].map((v) => (name === "elapsed" && v < 0 ? v : v * s.tick_ns));
+        return { about: s, events: e, shapes: r };
+      }));
     }
     return this.loaded.get(i);
   },

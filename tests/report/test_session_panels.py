@@ -161,3 +161,18 @@ def test_what_is_advised_for_a_workload_makes_a_report_with_figures(
         assert ran.code == 0, ran.err
     with open_log(Path("simulated.duckdb")) as log:
         assert all(make(choose(log)).figures for make in PANELS)
+
+
+def test_times_of_months_fit_on_the_page(tmp_path: Path) -> None:
+    made = EventScript(64)
+    for _ in range(2):
+        made.step("prefill", 8, 0)
+    late = 2**60
+    made.events = [replace(e, at_ns=e.seq * late // 2, elapsed_ns=late if e.seq == 2 else None) for e in made.events]
+    with open_log(write_events(tmp_path / "l.duckdb", made)) as log:
+        views = choose(log).views
+        (about,) = session_data(views)["sessions"]
+        *_, at, elapsed, _, _ = unpack(packed_sessions(views)["events-0"], 8, about["columns"])
+        tick = about["tick_ns"]
+        assert (at[-1], elapsed.tolist()) == (late // tick, [-1, -1, late // tick])
+        assert 1 < tick < late // 2**40
