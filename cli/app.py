@@ -165,7 +165,7 @@ def run(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return end.exit_code
     except TyperException as err:
-        return _usage(err)
+        return _usage(err, args)
     except BrokenPipeError:
         # The reader of the pipe has seen enough. Point stdout elsewhere, or the exit would complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -206,14 +206,14 @@ def _complete(shell: str, command: Any, words: list[str]) -> int:
     return 0
 
 
-def _usage(err: TyperException) -> int:
+def _usage(err: TyperException, args: list[str]) -> int:
     if type(err).__name__ == "NoArgsIsHelpError":
         context = getattr(err, "ctx", None)
         print(err.format_message())
         return 0 if context is not None and context.parent is None else 2
     from kvtape.cli.usage_errors import usage_line
 
-    return _fail(err.exit_code, usage_line(err, _tree()))
+    return _fail(err.exit_code, usage_line(err, _tree(), args))
 
 
 def _fail(code: int, line: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -10,10 +11,10 @@ from kvtape.cli.configured import file_of
 __all__ = ["usage_line"]
 
 
-def usage_line(error: Any, root: Any) -> str:
-    """The line for an error of the parser; `root` is the command tree."""
+def usage_line(error: Any, root: Any, words: Sequence[str]) -> str:
+    """The line for an error of the parser; `root` is the command tree, `words` the line behind the program's name."""
     context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else root.name
+    path = context.command_path if context is not None else _reached(root, words)
     unknown = getattr(error, "option_name", None) if hasattr(error, "possibilities") else None
     if unknown is not None:
         what = _unknown_option(unknown, context, root)
@@ -22,6 +23,16 @@ def usage_line(error: Any, root: Any) -> str:
         file = file_of(context, getattr(getattr(error, "param", None), "name", None))
         what = what if file is None else f"{file}: {what}"
     return f"{what} (see {path} --help)"
+
+
+def _reached(root: Any, words: Sequence[str]) -> str:
+    """The command that the words name, for an error that does not know."""
+    command, path = root, [root.name]
+    for word in words:
+        if word in getattr(command, "commands", {}):
+            command = command.commands[word]
+            path.append(word)
+    return " ".join(path)
 
 
 def _unknown_option(unknown: str, context: Any, root: Any) -> str:

@@ -132,3 +132,22 @@ def test_canonical_json_refuses_what_json_has_no_word_for() -> None:
 
 def test_module_entry_is_the_console_script() -> None:
     assert kvtape_process(["--version"]).out == kvtape("--version").out
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("record --n-ctx", "Option '--n-ctx' requires an argument (see kvtape record --help)"),
+        ("models add --role", "Option '--role' requires an argument (see kvtape models add --help)"),
+        ("--shell", "Option '--shell' requires an argument (see kvtape --help)"),
+        ("record --polcy x", "no such option: --polcy; did you mean --policy? (see kvtape record --help)"),
+        (
+            "curve L --pace 2",
+            "no such option: --pace here; simulate, whatif, tune, fleet have it (see kvtape curve --help)",
+        ),
+        ("models ad", "No such command 'ad'. Did you mean 'add'? (see kvtape models --help)"),
+    ],
+)
+def test_a_line_that_is_not_understood_names_the_nearest_and_its_help(line: str, said: str) -> None:
+    ran = kvtape(*line.split())
+    assert (ran.code, ran.out, ran.err) == (2, "", f"kvtape: {said}\n")
