@@ -147,11 +147,17 @@ def test_on_paper_the_page_is_light_and_without_controls(browser: Browser, full:
             colours = figure.colours()
             assert max(colours, key=colours.__getitem__) != (15, 19, 24), f"{figure.title} is dark"
         assert not tab.page.locator("nav").is_visible()
+        tab.page.set_viewport_size({"width": 1050, "height": 740})  # paper on its side
+        assert tab.page.evaluate(_WIDE) == [], "a table runs off the paper"
         assert tab.page.locator(".controls").first.is_hidden()
         assert [t for t in shown_texts(tab.page) if t.contrast < 4.5] == []
         pdf = tab.page.pdf()
     assert pdf.startswith(b"%PDF")
     assert pdf.count(b"/Type /Page\n") >= 8
+
+
+_WIDE = """[...document.querySelectorAll("table")].filter(t => t.offsetWidth > t.parentElement.clientWidth)
+  .map(t => t.caption.textContent)"""
 
 
 def test_without_results_the_page_says_which_commands_make_them(browser: Browser, bare: Path) -> None:
