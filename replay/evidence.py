@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtape.backends.errors import UsageError
+from kvtape.backends.user_files import write_whole
 
 __all__ = ["INVARIANTS", "REQUIRED", "Evidence", "Tally", "read_evidence", "sources_digest", "write_evidence"]
 
@@ -124,13 +125,7 @@ def write_evidence(
         "deselected": dict(deselected),
         "narrowed": list(narrowed),
     }
-    temporary = path.with_name(f"{path.name}.new")
-    try:
-        temporary.write_text(json.dumps(body, sort_keys=True, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, json.dumps(body, sort_keys=True, indent=1) + "\n")
 
 
 def read_evidence(path: Path) -> Evidence:
