@@ -49,7 +49,9 @@ def test_an_engine_that_dies_in_a_replay_is_a_divergence(
     evict = IsolatedBackend.evict
 
     def killed(self: IsolatedBackend, start: int, stop: int) -> None:
-        for pid in children() - before:
+        hosts = children() - before
+        assert hosts, "the engine's host is seen while it works"
+        for pid in hosts:
             os.kill(pid, signal.SIGSEGV)
         evict(self, start, stop)
 
