@@ -67,7 +67,8 @@ def _title(view: View, log: str, events_per_s: float | None) -> str:
     state = "sealed" if view.sealed else "recording, or left by a recorder that died"
     speed = "" if events_per_s is None else f", {events_per_s:.3g}/s"
     waiting = f", {view.unacknowledged} not acknowledged yet" if view.unacknowledged else ""
-    return f"{log}: {state}, {view.events:,} events{speed}{waiting}"
+    # The name is last: where it is long, it is what is cut.
+    return f"{state}, {view.events:,} events{speed}{waiting}: {log}"
 
 
 def _totals(view: View) -> str:

@@ -200,7 +200,7 @@ def test_watching_a_recording(tmp_path: Path) -> None:
             assert "open" in seen
             recorder.stdin.write("\n")
             recorder.stdin.flush()
-            terminal.until(lambda text: "closed" in text and ": sealed" in text)
+            terminal.until(lambda text: "closed" in text and "sealed, " in text)
             terminal.press("x")
             terminal.press("q")
             terminal.end()

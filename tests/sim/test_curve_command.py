@@ -126,7 +126,7 @@ def test_a_policy_of_ones_own_is_named_by_module_and_class(
         (["--weighting", "bytes"], "unknown weighting rule 'bytes'; allowed: block, token"),
         (["--in-flight", "maybe"], "unknown in-flight rule 'maybe'"),
         (["--warmup", "1"], "0 to below 1"),
-        (["--warmup", "nan"], "0 to below 1"),
+        (["--warmup", "nan"], "--warmup nan: give a finite number"),
         (["--budget-blocks", "0"], "'0' is no number of blocks"),
         (["--budget-blocks", "1,,2"], "'' is no number of blocks"),
         (["--budget-blocks", "1e3"], "'1e3' is no number of blocks"),
