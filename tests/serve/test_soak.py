@@ -41,7 +41,8 @@ def test_faults_lose_nothing_and_mix_nothing(tmp_path: Path) -> None:
     assert report["answers"] == report["as_alone"] + report["near_ties"] == 12
     assert report["faults"] == {"host_killed": 1, "server_killed": 1}
     assert report["starts"] == 2
-    assert 0 < report["end_s"]["server_killed"] < 60
+    assert set(report["end_s"]) == {"server_killed"}  # in tenths of a second, and a kill may take none
+    assert report["end_s"]["server_killed"] < 60
     assert report["failures"]["client left"] > 0
 
 
