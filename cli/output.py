@@ -15,7 +15,17 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal
 
-__all__ = ["DigestKind", "Section", "canonical_json", "emit", "enveloped", "kvtape_version", "note", "report_digest"]
+__all__ = [
+    "DigestKind",
+    "Section",
+    "canonical_json",
+    "colour_system",
+    "emit",
+    "enveloped",
+    "kvtape_version",
+    "note",
+    "report_digest",
+]
 
 DigestKind = Literal["logical", "chain", "report"]
 """`logical`: what happened in the run; `chain`: every byte of the log; `report`: this output itself."""
@@ -93,6 +103,11 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def colour_system() -> Literal["auto"] | None:
+    """What Rich's consoles take: without one there is no bold and no italics either, which NO_COLOR alone leaves."""
+    return None if os.environ.get("NO_COLOR") else "auto"
+
+
 def _plain(section: Section) -> None:
     if section.title:
         print(f"# {section.title}" if section.columns else section.title)
@@ -116,9 +131,7 @@ def _rich(section: Section) -> None:
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in section.rows:
         table.add_row(*(_cell(value) for value in row))
-    # Without a colour system there is no bold and no italics either, which NO_COLOR alone would leave.
-    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-    Console(highlight=False, markup=False, color_system=colours).print(table)
+    Console(highlight=False, markup=False, color_system=colour_system()).print(table)
 
 
 def _cell(value: Any) -> str:

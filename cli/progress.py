@@ -69,6 +69,8 @@ def _bar(title: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
+    from kvtape.cli.output import colour_system
+
     columns = (
         # A file's or a session's name may have brackets, which are no markup.
         TextColumn("{task.description}", markup=False),
@@ -79,8 +81,7 @@ def _bar(title: str) -> Iterator[Progress]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-    with Bars(*columns, console=Console(stderr=True, color_system=colours), transient=True) as bars:
+    with Bars(*columns, console=Console(stderr=True, color_system=colour_system()), transient=True) as bars:
         task = bars.add_task(title, total=None)
 
         class Bar:

@@ -146,8 +146,9 @@ def screen() -> Iterator[Live]:
     from rich.console import Console
     from rich.live import Live
 
-    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-    console = Console(highlight=False, markup=False, color_system=colours)
+    from kvtape.cli.output import colour_system
+
+    console = Console(highlight=False, markup=False, color_system=colour_system())
     before = [(number, signal.signal(number, _leave)) for number in (signal.SIGTERM, signal.SIGHUP)]
     try:
         with Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as live:
