@@ -63,15 +63,17 @@ def rect(x: float, y: float, width: float, height: float, colour: str) -> str:
 
 def circle(x: float, y: float, radius: float, colour: str, *, filled: bool = True) -> str:
     """Filled, or a ring that shows the paper."""
-    look = f'class="fill-{colour}"' if filled else f'class="line-{colour} fill-paper" stroke-width="1.5"'
-    return f'<circle {look} cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}"/>'
+    return f'<circle {_look(colour, filled)} cx="{_n(x)}" cy="{_n(y)}" r="{_n(radius)}"/>'
 
 
 def diamond(x: float, y: float, radius: float, colour: str, *, filled: bool = True) -> str:
     """As `circle`, another shape."""
-    look = f'class="fill-{colour}"' if filled else f'class="line-{colour} fill-paper" stroke-width="1.5"'
     corners = ((x, y - radius), (x + radius, y), (x, y + radius), (x - radius, y))
-    return f'<polygon {look} points="{" ".join(f"{_n(a)},{_n(b)}" for a, b in corners)}"/>'
+    return f'<polygon {_look(colour, filled)} points="{" ".join(f"{_n(a)},{_n(b)}" for a, b in corners)}"/>'
+
+
+def _look(colour: str, filled: bool) -> str:
+    return f'class="fill-{colour}"' if filled else f'class="line-{colour} fill-paper" stroke-width="1.5"'
 
 
 def _stroke(width: float, dash: str) -> str:

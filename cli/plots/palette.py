@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-__all__ = ["DARK", "LIGHT", "SERIES", "STATES", "style"]
+__all__ = ["DARK", "LIGHT", "SERIES", "style"]
 
 LIGHT: Final[Mapping[str, str]] = {
     "paper": "#ffffff",
@@ -53,7 +53,6 @@ DARK: Final[Mapping[str, str]] = {
 """Colours by the part that they play; the series s0 to s7 in the order in which they are taken."""
 
 SERIES: Final = tuple(name for name in LIGHT if name[0] == "s" and name[1:].isdigit())
-STATES: Final = ("resident", "recent", "sink", "cold", "dropped")
 
 
 def style() -> str:

@@ -18,11 +18,14 @@ from kvtape.cli.plots.frame import Frame, even_axis, log_axis
 from kvtape.cli.plots.legend import series_look
 from kvtape.planner.residency import apply
 from kvtape.planner.residency_state import ResidencyState
+from kvtape.report.data.history import RESIDENT, STATES
 from kvtape.traces.reader import open_log
 from support.command import kvtape, kvtape_process
 from support.imports import written
 from support.read_svg import Drawn, Picture, read_svg
 from support.repository import ROOT
+
+PAINTED = STATES[RESIDENT:]
 
 ROWS = "".join(
     f'{{"timestamp": {t}, "input_length": {512 * len(ids)}, "output_length": 1, "hash_ids": {ids}}}\n'
@@ -67,7 +70,7 @@ def painted(picture: Picture, shape: tuple[int, int], every: int = 1, grain: int
     """The colour's name that is seen at the lower left of each cell of so many events and positions."""
     x, y = picture.across("event (seq)"), picture.up("tape position, tokens")
     grid = np.full(shape, "", dtype=object)
-    areas = [s for s in picture.of("rect") if s.classes[0].removeprefix("fill-") in palette.STATES]
+    areas = [s for s in picture.of("rect") if s.classes[0].removeprefix("fill-") in PAINTED]
     for area in areas[:-5] if len(areas) > 5 else areas:  # the last five are those of the key
         left, top = area.number("x"), area.number("y")
         since, until = round(x(left)), round(x(left + area.number("width")))
@@ -225,7 +228,7 @@ def test_a_png_has_the_picture_in_light_and_its_words(log: Path, tmp_path: Path)
     assert struct.unpack(">II", data[16:24]) == (round(2 * width), round(2 * height))
     pixels = np.asarray(Image.open(tmp_path / "map.png").convert("RGB")).reshape(-1, 3)
     seen = {f"#{colour:06x}" for colour in np.unique(pixels.astype(np.int64) @ (1 << 16, 1 << 8, 1)).tolist()}
-    assert {palette.LIGHT[name] for name in ("paper", "ink", *palette.STATES)} <= seen
+    assert {palette.LIGHT[name] for name in ("paper", "ink", *PAINTED)} <= seen
     title = np.asarray(Image.open(tmp_path / "map.png").convert("L"))[20:56, 160:700]
     assert (title < 128).mean() > 0.03  # letters, with whatever fonts this machine has
 
