@@ -21,7 +21,7 @@ from kvtape.planner.fold_columns import folded_runs
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency_state import ResidencyState
 from kvtape.planner.table import Ints
-from kvtape.report.data.rectangles import Changes, Rectangles, rectangles
+from kvtape.report.data.rectangles import Changes, Rectangles, carried, rectangles
 
 __all__ = ["COLD", "DROPPED", "NOT_YET", "RECENT", "RESIDENT", "SINK", "STATES", "History", "history"]
 
@@ -74,7 +74,7 @@ def history(columns: EventColumns, *, sink: int = 0, recent: int = 0) -> History
         before = after
     for rows, state in ((np.flatnonzero(computed), RESIDENT), (np.flatnonzero(evicted), DROPPED)):
         found.add_many(columns.start[rows], columns.stop[rows], rows, state)
-    tape_length = _filled(tape)
+    tape_length = carried(tape, np.arange(len(tape)) == 0)
     shapes = rectangles(found, _recent_changes(tape_length, recent), len(columns), sink, (RESIDENT, RECENT, SINK))
     return History(shapes, tape_length, np.cumsum(resident), np.cumsum(cold), before)
 
@@ -103,17 +103,17 @@ def _held(state: ResidencyState, last: _Held) -> _Held:
 
 def _differences(found: Changes, row: int, before: _Held, after: _Held) -> None:
     """What one event changed: positions that are in a set after it and were not before."""
-    length, longest = after.state.tape_length, max(before.state.tape_length, after.state.tape_length)
-    pairs = (
+    sets = (
         (RESIDENT, before.resident, after.resident),
         (COLD, before.cold, after.cold),
         (DROPPED, before.dropped, after.dropped),
-        (NOT_YET, RangeSet([(0, length)]), RangeSet([(0, longest)])),
     )
-    for state, was, now in pairs:
+    for state, was, now in sets:
         if now is not was:
             for start, stop in (now - was).as_pairs():
                 found.add(start, stop, row, state)
+    if after.state.tape_length < before.state.tape_length:
+        found.add(after.state.tape_length, before.state.tape_length, row, NOT_YET)
 
 
 def _recent_changes(tape_length: Ints, recent: int) -> Changes:
@@ -128,9 +128,3 @@ def _recent_changes(tape_length: Ints, recent: int) -> Changes:
     found.add_many(np.maximum(now, low_was), was, rows, 0)
     found.add_many(low_now, np.minimum(low_was, now), rows, 1)
     return found
-
-
-def _filled(values: Ints) -> Ints:
-    """Every -1 as the value before it; 0 where there is none."""
-    known = np.maximum.accumulate(np.where(values >= 0, np.arange(len(values)), -1))
-    return np.asarray(np.where(known >= 0, values[known], 0))

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvtape.planner.table import Bools, Ints
 
-__all__ = ["Changes", "Rectangles", "rectangles"]
+__all__ = ["Changes", "Rectangles", "carried", "rectangles"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ def rectangles(
 
     `resident`: the numbers of resident, recent and sink; positions below `sink` that are resident are sink.
     """
-    whole = [np.concatenate(pair) for pair in zip(states.arrays(), recents.arrays(), strict=True)]
-    start, stop, event, value = whole
-    layer = np.arange(len(start)) >= len(states.arrays()[0])
+    base_changes, recent_changes = states.arrays(), recents.arrays()
+    start, stop, event, value = (np.concatenate(pair) for pair in zip(base_changes, recent_changes, strict=True))
+    layer = np.arange(len(start)) >= len(base_changes[0])
     cuts = np.unique(np.concatenate((start, stop, [sink])))
     cell, of = _spread(np.searchsorted(cuts, start), np.searchsorted(cuts, stop))
     order = np.lexsort((of, event[of], cell))
     cell, of = cell[order], of[order]
     opens = _starts(cell)
-    base = _carried(np.where(layer[of], -1, value[of]), opens)
-    recent = _carried(np.where(layer[of], value[of], -1), opens)
+    base = carried(np.where(layer[of], -1, value[of]), opens)
+    recent = carried(np.where(layer[of], value[of], -1), opens)
     plain, newest, first = resident
     inside = np.where(cuts[cell] < sink, first, np.where(recent == 1, newest, plain))
     state = np.where(base == plain, inside, base)
@@ -82,6 +82,14 @@ def rectangles(
     return _joined(cuts, cell, at, until, state)
 
 
+def carried(values: Ints, opens: Bools) -> Ints:
+    """Every -1 as the value before it, since the last row that `opens`; 0 where there is none."""
+    rows = np.arange(len(values))
+    begin = np.maximum.accumulate(np.where(opens, rows, 0))
+    known = np.maximum.accumulate(np.where(values >= 0, rows, -1))
+    return np.asarray(np.where(known >= begin, values[known], 0))
+
+
 def _spread(first: Ints, stop: Ints) -> tuple[Ints, Ints]:
     """Every number of the ranges `[first, stop)`, and of which range it is."""
     n = stop - first
@@ -94,14 +102,6 @@ def _starts(cell: Ints) -> Bools:
     first = np.ones(len(cell), dtype=np.bool_)
     first[1:] = cell[1:] != cell[:-1]
     return first
-
-
-def _carried(values: Ints, opens: Bools) -> Ints:
-    """Every -1 as the value before it in the same cell; 0 where there is none."""
-    rows = np.arange(len(values))
-    begin = np.maximum.accumulate(np.where(opens, rows, 0))
-    known = np.maximum.accumulate(np.where(values >= 0, rows, -1))
-    return np.asarray(np.where(known >= begin, values[known], 0))
 
 
 def _joined(cuts: Ints, cell: Ints, since: Ints, until: Ints, state: Ints) -> Rectangles:
