@@ -48,6 +48,16 @@ class History:
     def __len__(self) -> int:
         return len(self.tape_length)
 
+    @property
+    def longest(self) -> int:
+        """The most positions that the tape ever had."""
+        return int(self.tape_length.max(initial=0))
+
+    @property
+    def fullest(self) -> int:
+        """The most tokens that were ever resident at once."""
+        return int(self.resident.max(initial=0))
+
 
 def history(columns: EventColumns, *, sink: int = 0, recent: int = 0) -> History:
     """The history of a session whose rows begin at seq 0. `sink`, `recent`: the policy's spans, in tokens.

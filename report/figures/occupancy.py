@@ -28,7 +28,7 @@ def occupancy_panel(sources: Sources) -> Panel:
 
 
 def _summary(view: SessionView) -> str:
-    peak, limits = _peak(view), view.limits
+    peak, limits = view.history.fullest, view.limits
     of = "" if not limits.context else f", {peak / limits.context:.0%} of the context of {limits.context:,}"
     return f"Session {view.label}: at most {peak:,} tokens resident{of}. {_budgets(limits)}."
 
@@ -44,10 +44,6 @@ def _budgets(limits: Limits) -> str:
     if len(budgets) == 1:
         return f"The plans worked to a budget of {budgets[0]:,} tokens"
     return f"The plans worked to budgets of {budgets[0]:,} to {budgets[-1]:,} tokens"
-
-
-def _peak(view: SessionView) -> int:
-    return int(view.history.resident.max(initial=0))
 
 
 def _table(sources: Sources) -> Table:
@@ -69,7 +65,7 @@ def _row(view: SessionView) -> tuple[Cell, ...]:
         view.label,
         limits.context,
         max((tokens for _, tokens in limits.plans), default=limits.policy_budget),
-        _peak(view),
+        past.fullest,
         float(past.resident.mean()) if len(past) else None,
         past.final.resident_tokens,
         int(past.cold.max(initial=0)),

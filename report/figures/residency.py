@@ -59,14 +59,13 @@ def thinning(sources: Sources) -> str:
 
 
 def _summary(view: SessionView) -> str:
-    end = view.history.final
-    tape = int(view.history.tape_length.max(initial=0))
+    end, tape = view.history.final, view.history.longest
     cut = "" if end.tape_length == tape else f"the tape is cut back to {end.tape_length:,}: "
     return (
         f"Session {view.label}: {view.n_events:,} events on {tape:,} tape positions. At the end {cut}"
         f"{end.resident_tokens:,} tokens are resident, {end.cold_ranges.n_tokens:,} cold and "
         f"{end.dropped.n_tokens:,} dropped; the most that was resident at once is "
-        f"{int(view.history.resident.max(initial=0)):,}."
+        f"{view.history.fullest:,}."
     )
 
 
@@ -86,8 +85,8 @@ def _row(view: SessionView) -> tuple[Cell, ...]:
     return (
         view.label,
         view.n_events,
-        int(past.tape_length.max(initial=0)),
-        int(past.resident.max(initial=0)),
+        past.longest,
+        past.fullest,
         view.evicts,
         view.admits,
         *(float(a / total) if total else 0.0 for a in areas[1:]),

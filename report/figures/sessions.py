@@ -55,7 +55,7 @@ def _one(number: int, view: SessionView) -> dict[str, Any]:
         "tick_ns": _tick_ns(view),
         "n_events": view.n_events,
         "rectangles": len(view.thin.rectangles),
-        "tape": int(view.history.tape_length.max(initial=0)),
+        "tape": view.history.longest,
         "texts": list(view.texts),
         "context": limits.context,
         "budget": limits.policy_budget,
