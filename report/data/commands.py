@@ -12,10 +12,14 @@ from typing import Any, Final
 
 from kvtape.planner.rows import RunRow, SessionRow
 
-__all__ = ["RECORD", "ROOFLINE", "config_of", "made_by", "repeated"]
+__all__ = ["COSTS_OF_OTHERS", "EQUALITY", "RECORD", "ROOFLINE", "config_of", "made_by", "repeated"]
 
 RECORD: Final = "kvtape record --text FILE --log L"
 """What makes a log that has everything a report can show."""
+
+COSTS_OF_OTHERS: Final = "what would other policies cost?"
+EQUALITY: Final = "does an engine hold the same?"
+"""What `repeated` has commands for where there are sessions, or engines."""
 
 _RECORD: Final = {
     "backend": "--backend",
@@ -92,10 +96,10 @@ def repeated(
     }
     if engines:
         on = " ".join(f"--on {engine}" for engine in engines)
-        found["does an engine hold the same?"] = f"kvtape replay {place} {on} --json > replay.json"
+        found[EQUALITY] = f"kvtape replay {place} {on} --json > replay.json"
     if sessions:
         learnt = f"kvtape calibrate {place}" if engines else f"kvtape calibrate --roofline {ROOFLINE}"
-        found["what would other policies cost?"] = (
+        found[COSTS_OF_OTHERS] = (
             f"{learnt} --out costs.json\n"
             f"kvtape whatif {place} --costs costs.json --policy none --policy stream --policy class "
             f"--budget {_budget(sessions)} --json > whatif.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from kvtape.report.data.commands import RECORD, repeated
+from kvtape.report.data.commands import EQUALITY, RECORD, repeated
 from kvtape.report.data.equality import ReplayResult, RunPair, replay_results, run_pairs
 from kvtape.report.figures.chart import Axis, Chart, Series, chart_figure
 from kvtape.report.figures.parts import turned
@@ -42,7 +42,7 @@ def equality_panel(sources: Sources) -> Panel:
         tables.append(_pairs(pairs, len(sources.runs) - 1 - len(pairs)))
     missing = []
     if not found:
-        command = repeated(sources.log.path.name, sources.sessions).get("does an engine hold the same?")
+        command = repeated(sources.log.path.name, sources.sessions).get(EQUALITY)
         given = "No replay was given, so nothing here says what an engine held. Show one with --with replay.json."
         none = "Nothing to replay: these sessions were not recorded on an engine that kvtape carries events out on."
         missing.append(Missing(given if command else none, command or RECORD))

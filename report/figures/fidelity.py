@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from kvtape.report.data.commands import repeated
+from kvtape.report.data.commands import COSTS_OF_OTHERS, repeated
 from kvtape.report.figures.chart import Axis, Chart, Series, chart_figure
 from kvtape.report.figures.parts import Parts
 from kvtape.report.given.reading import Named
@@ -35,8 +35,7 @@ def fidelity_parts(sources: Sources) -> Parts:
     shown = tuple(table for table in tables if table is not None)
     if shown:
         return Parts(figures, shown)
-    commands = repeated(sources.log.path.name, sources.sessions)
-    whatif = commands.get("what would other policies cost?")
+    whatif = repeated(sources.log.path.name, sources.sessions).get(COSTS_OF_OTHERS)
     what = "Nothing was given that says how near a simulation of this log comes to the recording."
     learnt = whatif is not None and "--roofline" not in whatif
     return Parts(missing=(Missing(what, whatif.splitlines()[0] if whatif and learnt else "make fidelity"),))

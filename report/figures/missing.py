@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from kvtape.report.data.commands import ROOFLINE
+from kvtape.report.data.commands import RECORD, ROOFLINE
 from kvtape.report.panel import Missing
 from kvtape.report.sources import Sources
 
@@ -20,7 +20,7 @@ def _no_sessions(sources: Sources) -> tuple[Missing, ...]:
     """Runs of results have no sessions of their own."""
     runs = ", ".join(run.run_id for run in sources.shown)
     what = f"Run {runs} has no session with events. Record one, or name another run of the log."
-    command = f"kvtape record --text FILE --log L\nkvtape report {shlex.quote(sources.log.path.name)} RUN"
+    command = f"{RECORD}\nkvtape report {shlex.quote(sources.log.path.name)} RUN"
     return (Missing(what, command),)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvtape.report.data.commands import RECORD, repeated
+from kvtape.report.data.commands import COSTS_OF_OTHERS, RECORD, repeated
 from kvtape.report.data.policies import comparisons
 from kvtape.report.figures.comparison import comparison_figures
 from kvtape.report.figures.hit_rates import hit_rate_parts
@@ -44,7 +44,7 @@ def policies_panel(sources: Sources) -> Panel:
 
 
 def _no_simulation(sources: Sources) -> Missing:
-    command = repeated(sources.log.path.name, sources.sessions).get("what would other policies cost?")
+    command = repeated(sources.log.path.name, sources.sessions).get(COSTS_OF_OTHERS)
     if command is None:
         return Missing("No simulation of other policies: the runs that are shown have no session to simulate.", RECORD)
     why = "No simulation of other policies was given. This makes one, and --with whatif.json shows it."

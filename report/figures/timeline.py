@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvtape.report.data.commands import RECORD
 from kvtape.report.data.costs import Cost, costs
 from kvtape.report.data.views import SessionView
 from kvtape.report.figures.missing import nothing_to_show
@@ -49,8 +50,7 @@ _COLUMNS = (
 
 _UNMEASURED = Missing(
     "No operation of these sessions was timed, so the lanes only show when events were.",
-    "kvtape record --text FILE --log L       # times are measured on a real engine\n"
-    "kvtape simulate L --costs costs.json    # or modelled",
+    f"{RECORD}       # times are measured on a real engine\nkvtape simulate L --costs costs.json    # or modelled",
 )
 
 
