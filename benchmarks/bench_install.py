@@ -9,7 +9,6 @@ files within 350 MB (the byte code that pip compiles of them is measured beside)
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import subprocess
 import sys
@@ -18,7 +17,10 @@ import time
 import venv
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.repository import copy_tracked
+
 INSTALL_S, SIZE_BYTES, DEMO_S = 60.0, 350_000_000, 5.0
 DEMOS = 3
 
@@ -26,11 +28,7 @@ DEMOS = 3
 def build(folder: Path) -> Path:
     """The wheel of what git tracks."""
     source = folder / "source"
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, source / name)
+    copy_tracked(source)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder / "out"), str(source)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     (wheel,) = (folder / "out").glob("*.whl")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from support.bare_install import BareInstall, install_bare, required
-from support.repository import ROOMS, ROOT, tracked_files
+from support.repository import ROOMS, copy_tracked, tracked_files
 from support.tiny_gguf import write_tiny
 
 SHIPPED = (".py", "py.typed", ".gz", ".json", ".txt", ".css", ".js")
@@ -28,11 +27,7 @@ SHIPPED = (".py", "py.typed", ".gz", ".json", ".txt", ".css", ".js")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the source distribution, and the wheel that was built from it."""
     source = tmp_path_factory.mktemp("source")
-    for name in tracked_files():
-        copy = source / name
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if not (ROOT / name).is_dir():  # typings/ links to folders
-            shutil.copyfile(ROOT / name, copy)
+    copy_tracked(source)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(source / "out"), str(source)]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout[-2000:] + built.stderr[-2000:]

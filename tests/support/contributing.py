@@ -12,7 +12,7 @@ from unittest import mock
 
 from support.page_runs import run_command, write_model_and_text
 from support.pages import Block, alike, blocks, steps
-from support.repository import ROOT, copy_rooms
+from support.repository import ROOT, copy_rooms, copy_tracked
 
 __all__ = ["PAGE", "PARTS", "followed", "part_of"]
 
@@ -42,9 +42,7 @@ def _copied(target: Path, *, rooms: bool) -> Path:
     here = target / "kvtape"
     if rooms:
         copy_rooms(target)
-    for name in BESIDE:
-        (here / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(ROOT / name, here / name)
+    copy_tracked(here, BESIDE)
     shutil.copytree(ROOT / "examples", here / "examples")
     write_model_and_text(here)
     (target / "bin").mkdir()

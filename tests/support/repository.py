@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-__all__ = ["ROOMS", "ROOT", "copy_rooms", "module_name", "room_files", "tracked_files"]
+__all__ = ["ROOMS", "ROOT", "copy_rooms", "copy_tracked", "module_name", "room_files", "tracked_files"]
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("backends", "capacity", "cli", "eval", "planner", "replay", "report", "serve", "sim", "testing", "traces")
@@ -34,7 +35,14 @@ def module_name(path: str) -> str:
 
 def copy_rooms(target: Path) -> None:
     """The rooms as a plain folder tree `target/kvtape/...`, as an installed wheel has them."""
-    for name in (n for room in ROOMS for n in tracked_files() if n.split("/")[0] == room):
-        copy = target / "kvtape" / name
+    copy_tracked(target / "kvtape", room_files(suffix=""))
+
+
+def copy_tracked(target: Path, names: Iterable[str] | None = None) -> None:
+    """Tracked files, all or those of `names`, at their places under `target`; links to folders are left out."""
+    for name in tracked_files() if names is None else names:
+        if (ROOT / name).is_dir():
+            continue
+        copy = target / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, copy)
