@@ -16,7 +16,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-__all__ = ["BareInstall", "Said", "install_bare", "required"]
+from support.command import Ran
+
+__all__ = ["BareInstall", "install_bare", "required"]
 
 _DRIVER = """
 import contextlib, io, json, sys
@@ -33,19 +35,12 @@ print(json.dumps({"said": said, "modules": sorted({m.split(".")[0] for m in sys.
 
 
 @dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: str
-
-
-@dataclass(frozen=True)
 class BareInstall:
     """`python`: the interpreter of an environment that has nothing else."""
 
     python: Path
 
-    def run(self, commands: Sequence[Sequence[object]], folder: Path) -> tuple[list[Said], list[str]]:
+    def run(self, commands: Sequence[Sequence[object]], folder: Path) -> tuple[list[Ran], list[str]]:
         """Commands one after the other in one process in `folder`, and the packages that it imported."""
         done = subprocess.run(
             [str(self.python), "-I", "-c", _DRIVER],
@@ -57,7 +52,7 @@ class BareInstall:
         )
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout.splitlines()[-1])
-        return [Said(*each) for each in answer["said"]], answer["modules"]
+        return [Ran(*each) for each in answer["said"]], answer["modules"]
 
 
 def required(name: str) -> set[str]:
