@@ -6,7 +6,7 @@ rules named `kvtape`: what `kvtape curve LOG` prints. A trace of more than `MOST
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,8 +55,7 @@ class PolicyCurve:
 class HitRates:
     """`source`: the file, None where computed here. `ceiling`: the rate of a cache without end. Sizes in tokens.
 
-    `measured`: tokens or blocks (the weighting of `rules`) that were asked for by `measured_requests`. `above_bound`:
-    where a policy beat the one that knows the future, which these rules allow.
+    `measured`: tokens or blocks (the weighting of `rules`) that were asked for by `measured_requests`.
     """
 
     source: str | None
@@ -68,7 +67,20 @@ class HitRates:
     measured: int
     distinct_blocks: int
     block_tokens: int
-    above_bound: tuple[str, ...]
+
+    @property
+    def above_bound(self) -> tuple[str, ...]:
+        """Policies with more hits than `opt` at a budget: a bound on blocks is none on tokens, nor after a warm-up."""
+        bound = next((c for c in self.curves if c.policy == BOUND), None)
+        if bound is None:
+            return ()
+        most = dict(zip(bound.budgets, bound.hit_rates, strict=True))
+        return tuple(
+            f"{curve.policy} at {budget} blocks: {rate:.4f}, opt {most[budget]:.4f}"
+            for curve in self.curves
+            for budget, rate in zip(curve.budgets, curve.hit_rates, strict=True)
+            if budget in most and rate > most[budget]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +108,9 @@ def hit_rates_of(log: Log, run_id: str) -> HitRates | NoHitRates:
         found = sweep(trace, rules_named("kvtape"), [choose_policy(name) for name in _COMPUTED])
     except CurveError as err:
         return NoHitRates(str(err).replace(str(log.path), log.path.name))  # the page does not say where it was made
-    curves = _curves(found.points)
     return HitRates(
         source=None,
-        curves=curves,
+        curves=_curves(found.points),
         ceiling=found.ceiling,
         rules=found.rules.as_dict(),
         requests=trace.n_requests,
@@ -107,7 +118,6 @@ def hit_rates_of(log: Log, run_id: str) -> HitRates | NoHitRates:
         measured=found.total,
         distinct_blocks=found.n_blocks,
         block_tokens=trace.block_tokens,
-        above_bound=_above(curves),
     )
 
 
@@ -121,10 +131,9 @@ def _asked(log: Log, run_id: str) -> int:
 
 
 def _given(name: str, said: Curve) -> HitRates:
-    curves = _curves(said.rows)
     return HitRates(
         source=name,
-        curves=curves,
+        curves=_curves(said.rows),
         ceiling=said.ceiling,
         rules=said.rules,
         requests=said.requests,
@@ -132,7 +141,6 @@ def _given(name: str, said: Curve) -> HitRates:
         measured=said.measured,
         distinct_blocks=said.distinct_blocks,
         block_tokens=said.block_tokens,
-        above_bound=_above(curves),
     )
 
 
@@ -149,17 +157,3 @@ def _curve(policy: str, rates: Mapping[int, float]) -> PolicyCurve:
         places = np.unique(np.geomspace(1, len(budgets), MOST_BUDGETS).round().astype(int)) - 1
         budgets = [budgets[i] for i in places.tolist()]
     return PolicyCurve(policy, tuple(budgets), tuple(rates[b] for b in budgets), len(rates))
-
-
-def _above(curves: Sequence[PolicyCurve]) -> tuple[str, ...]:
-    """Policies with more hits than `opt` at a budget: a bound on blocks is none on tokens, nor after a warm-up."""
-    bound = next((c for c in curves if c.policy == BOUND), None)
-    if bound is None:
-        return ()
-    most = dict(zip(bound.budgets, bound.hit_rates, strict=True))
-    return tuple(
-        f"{curve.policy} at {budget} blocks: {rate:.4f}, opt {most[budget]:.4f}"
-        for curve in curves
-        for budget, rate in zip(curve.budgets, curve.hit_rates, strict=True)
-        if budget in most and rate > most[budget]
-    )

@@ -16,15 +16,13 @@ __all__ = ["hit_rate_parts"]
 
 def hit_rate_parts(sources: Sources) -> Parts:
     """Those that were given; without any, those of each run shown. Raises LogUnreadable."""
-    found: list[HitRates | NoHitRates] = [*given_hit_rates(sources.given)]
-    about = [str(rates.source) for rates in found if isinstance(rates, HitRates)]
+    found: list[tuple[str, HitRates | NoHitRates]] = [(str(r.source), r) for r in given_hit_rates(sources.given)]
     if not found:
-        found = [hit_rates_of(sources.log, run.run_id) for run in sources.shown]
-        about = [f"run {run.run_id}" for run in sources.shown]
+        found = [(f"run {run.run_id}", hit_rates_of(sources.log, run.run_id)) for run in sources.shown]
     figures: list[Figure] = []
     tables: list[Table] = []
     missing: list[Missing] = []
-    for number, (rates, of) in enumerate(zip(found, about, strict=True), 1):
+    for number, (of, rates) in enumerate(found, 1):
         if isinstance(rates, NoHitRates):
             curve = f"kvtape curve {shlex.quote(sources.log.path.name)} --json > curve.json"
             missing.append(Missing(f"No hit rates of {of}: {rates.why}.", curve if rates.too_many else RECORD))
