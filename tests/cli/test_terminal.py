@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import subprocess
-import sys
 from pathlib import Path
+
+from support.terminal import Terminal
 
 
 def on_terminal(*args: object, columns: int = 80, **environment: str) -> str:
     """What a terminal of that width shows of stdout; stderr is left out."""
-    master, slave = pty.openpty()
-    inherited = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "kvtape.cli", *(str(a) for a in args)],
-        stdout=slave,
-        stderr=subprocess.DEVNULL,
-        env={**inherited, "TERM": "xterm-256color", "COLUMNS": str(columns), **environment},
-    )
-    os.close(slave)
-    shown = bytearray()
-    while True:
-        try:
-            data = os.read(master, 65536)
-        except OSError:  # Linux says EIO when the other end is closed
-            break
-        if not data:
-            break
-        shown += data
-    os.close(master)
-    assert process.wait() == 0
-    return shown.decode().replace("\r\n", "\n")
+    with Terminal(["-m", "kvtape.cli", *args], columns=columns, quiet=True, **environment) as terminal:
+        terminal.end()
+        return terminal.raw.replace("\r\n", "\n")
 
 
 def test_a_table_has_rules_and_fits_the_width(log: Path) -> None:

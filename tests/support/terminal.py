@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -27,10 +28,15 @@ class Terminal:
     """`python ARGS...` with stdin, stdout and stderr on a pseudo-terminal of `rows` by `columns`.
 
     `raw`: everything that was written, escape sequences included; what `until` and `end` give is without these.
+    `quiet`: stderr is no terminal, and nobody sees what is written there.
     """
 
-    def __init__(self, args: Sequence[object], *, rows: int = 24, columns: int = 80, **environment: str) -> None:
+    def __init__(
+        self, args: Sequence[object], *, rows: int = 24, columns: int = 80, quiet: bool = False, **environment: str
+    ) -> None:
         self.raw = ""
+        # A letter may come in two pieces.
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         gone = ("NO_COLOR", "FORCE_COLOR", "KVTAPE_PROGRESS", "COLUMNS", "LINES")
@@ -39,7 +45,7 @@ class Terminal:
             [sys.executable, *(str(arg) for arg in args)],
             stdin=slave,
             stdout=slave,
-            stderr=slave,
+            stderr=subprocess.DEVNULL if quiet else slave,
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
             env={**inherited, "TERM": "xterm-256color", **environment},
@@ -83,7 +89,7 @@ class Terminal:
             data = os.read(self._master, 65536)
         except OSError:  # Linux says EIO when the other end is closed
             return False
-        self.raw += data.decode(errors="replace")
+        self.raw += self._decoder.decode(data)
         return bool(data)
 
     def __enter__(self) -> Self:
