@@ -7,7 +7,6 @@ import io
 import os
 import re
 import runpy
-import shlex
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from kvtape.cli import main, models
-from support.pages import Block, alike, blocks, steps
+from support.pages import Block, alike, blocks, is_sign, shell_words, steps
 from support.repository import ROOT
 from support.tiny_gguf import write_tiny
 
@@ -122,12 +121,11 @@ def _here(words: list[str], folder: Path, own_code: Path | None = None) -> tuple
 
 def _words(command: str) -> list[str] | None:
     """The words of a command that needs no shell; None for one that does."""
-    lexer = shlex.shlex(command.replace("\\\n", " "), posix=True, punctuation_chars="|&;<>")
-    lexer.whitespace_split = True
-    words = list(lexer)
-    plain = "$" not in command and not any(w and set(w) <= set("|&;<>") for w in words)
+    words = shell_words(command.replace("\\\n", " "))
+    if words is None or "$" in command or any(map(is_sign, words)):
+        return None
     ours = words[0] == "kvtape" or (words[0] == "python" and words[1].endswith(".py"))
-    return words if plain and ours else None
+    return words if ours else None
 
 
 def run_command(command: str, folder: Path) -> tuple[int, str]:

@@ -31,8 +31,10 @@ __all__ = [
     "alike",
     "blocks",
     "commands",
+    "is_sign",
     "parsed",
     "rendered",
+    "shell_words",
     "steps",
 ]
 
@@ -61,6 +63,7 @@ _PARSER = MarkdownIt("commonmark").enable("table")
 _DIGEST = re.compile(r"\b(digest) [0-9a-f]{64}\b")
 _NUMBER = re.compile(r"(?<![\w.])-?\d[\d,.]*(?:e[-+]?\d+)?")
 _HEX = re.compile(r"\b[0-9a-f]{8,}\b")
+_SIGNS = "|&;<>"
 _EXIT = re.compile(r"#\s*exit code (\d+)\s*$")
 
 
@@ -136,20 +139,25 @@ def commands(text: str) -> Iterator[list[str]]:
         line = line.removeprefix("$ ")
         if not line.startswith("kvtape "):
             continue
-        while (words := _shell_words(line)) is None:
+        while (words := shell_words(line)) is None:
             line += " " + next(lines)
-        stop = next((i for i, w in enumerate(words) if set(w) <= set("|&;<>")), len(words))
+        stop = next((i for i, w in enumerate(words) if is_sign(w)), len(words))
         yield words[1:stop]
 
 
-def _shell_words(line: str) -> list[str] | None:
+def shell_words(line: str) -> list[str] | None:
     """The words and signs of a line of shell; None where a quotation goes on in the next line."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=_SIGNS)
     lexer.whitespace_split = True
     try:
         return list(lexer)
     except ValueError:
         return None
+
+
+def is_sign(word: str) -> bool:
+    """Whether it is a pipe, a redirection or what else stands between commands."""
+    return word != "" and set(word) <= set(_SIGNS)
 
 
 def alike(shown: str, came: str, *, numbers: bool) -> bool:
