@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
 
 from kvtape.planner.grammar import SpecError, parse_spec
 from kvtape.report.data.policies import Comparison, Figure, Point
 from kvtape.report.figures.chart import Axis, Chart, Mark, Series, chart_figure
+from kvtape.report.figures.parts import MIB
 from kvtape.report.panel import Figure as Drawing
 
 __all__ = ["comparison_figures"]
-
-_MIB: Final = 2**20
 
 
 def comparison_figures(found: Comparison, prefix: str) -> list[Drawing]:
@@ -31,7 +29,7 @@ def _cost_figure(found: Comparison, prefix: str) -> Drawing | None:
     series = [
         Series(
             name,
-            [_over(p.peak_kv.value, _MIB) for p in of],
+            [_over(p.peak_kv.value, MIB) for p in of],
             [_over(p.ttft_p95.value, 1e9) for p in of],
             "points",
             **_ends([p.ttft_p95 for p in of], 1e9),
@@ -40,7 +38,7 @@ def _cost_figure(found: Comparison, prefix: str) -> Drawing | None:
         for name, of in groups
         if of
     ]
-    front = sorted((_over(p.peak_kv.value, _MIB), _over(p.ttft_p95.value, 1e9)) for p in shown if p.on_front)
+    front = sorted((_over(p.peak_kv.value, MIB), _over(p.ttft_p95.value, 1e9)) for p in shown if p.on_front)
     if front:
         series.append(Series("the front", [x for x, _ in front], [y for _, y in front], "dashed"))
     return chart_figure(

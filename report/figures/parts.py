@@ -1,4 +1,4 @@
-"""What modules of figures share: what one of them adds to a panel that several make, and tables turned round."""
+"""What modules of figures share: parts of a panel that several make, values in other units, tables turned round."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Final
 
 from kvtape.report.panel import Cell, Figure, Missing, Table
 
-__all__ = ["Parts", "turned"]
+__all__ = ["MIB", "Parts", "scaled", "turned"]
+
+MIB: Final = 2**20
 
 _FEW: Final = 4
 
@@ -19,6 +21,11 @@ class Parts:
     figures: tuple[Figure, ...] = ()
     tables: tuple[Table, ...] = ()
     missing: tuple[Missing, ...] = ()
+
+
+def scaled(value: float | None, unit: float) -> float | None:
+    """How many of `unit` a value is; of what is not known None."""
+    return None if value is None else value / unit
 
 
 def turned(table: Table) -> Table:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Final
 
 from kvtape.report.data.policies import Comparison, Figure, Point
+from kvtape.report.figures.parts import MIB, scaled
 from kvtape.report.panel import Cell, Table
 
 __all__ = ["policy_tables"]
 
-_MIB: Final = 2**20
 _Column = tuple[str, Callable[[Point], Cell]]
 _COLUMNS: Final[tuple[_Column, ...]] = (
     ("policy", lambda p: p.policy),
@@ -18,9 +18,9 @@ _COLUMNS: Final[tuple[_Column, ...]] = (
     ("on the front", lambda p: "clairvoyant" if p.clairvoyant else p.on_front),
     ("turns", lambda p: p.turns),
     ("not served", lambda p: p.not_served),
-    ("TTFT p95 (s)", lambda p: _scaled(p.ttft_p95.value, 1e9)),
-    ("TPOT p95 (ms)", lambda p: _scaled(p.tpot_p95.value, 1e6)),
-    ("peak KV (MiB)", lambda p: _scaled(p.peak_kv.value, _MIB)),
+    ("TTFT p95 (s)", lambda p: scaled(p.ttft_p95.value, 1e9)),
+    ("TPOT p95 (ms)", lambda p: scaled(p.tpot_p95.value, 1e6)),
+    ("peak KV (MiB)", lambda p: scaled(p.peak_kv.value, MIB)),
     ("computed (tokens)", lambda p: p.computed),
     ("fewest possible", lambda p: p.least_computed),
     ("forgotten (tokens)", lambda p: p.forgotten),
@@ -68,10 +68,6 @@ def _columns(found: Comparison) -> tuple[_Column, ...]:
     machine = [(n, of) for n, of in _MACHINE if any(isinstance(of(p), int) for p in found.points)]
     attended = any(p.retained.value is not None for p in found.points)
     return (*_COLUMNS, *machine, *(_DRAWN if found.draws > 1 else ()), *(_ATTENDED if attended else ()))
-
-
-def _scaled(value: float | None, unit: float) -> float | None:
-    return None if value is None else value / unit
 
 
 def _interval(figure: Figure, unit: float) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from kvtape.report.data.reuse import MEANING, Reason, Turn, grouped, reasons, turns
 from kvtape.report.figures.chart import Axis, Chart, Series, chart_figure
 from kvtape.report.figures.missing import nothing_to_show
+from kvtape.report.figures.parts import scaled
 from kvtape.report.figures.residency import thinning
 from kvtape.report.panel import Figure, Missing, Panel, Table
 from kvtape.report.sources import Sources
@@ -91,8 +92,5 @@ def _why_figure(why: Sequence[Reason]) -> Figure:
 
 
 def _why_table(why: Sequence[Reason]) -> Table:
-    rows = [
-        (r.reason, MEANING.get(r.reason, ""), r.events, r.tokens, None if r.elapsed_ns is None else r.elapsed_ns / 1e6)
-        for r in why
-    ]
+    rows = [(r.reason, MEANING.get(r.reason, ""), r.events, r.tokens, scaled(r.elapsed_ns, 1e6)) for r in why]
     return Table("Why prompt tokens were computed", ("reason", "meaning", "events", "tokens", "time (ms)"), rows)

@@ -7,7 +7,7 @@ from typing import Final
 
 from kvtape.report.data.runs import OBJECTIVES, RunCost, run_costs
 from kvtape.report.figures.chart import Axis, Chart, Series, chart_figure
-from kvtape.report.figures.parts import Parts, turned
+from kvtape.report.figures.parts import MIB, Parts, scaled, turned
 from kvtape.report.panel import Cell, Figure, Table
 from kvtape.report.sources import Sources
 
@@ -62,6 +62,5 @@ def _row(c: RunCost) -> tuple[Cell, ...]:
     return (
         *(c.run_id, c.kind, _policies(c), c.sessions, c.turns, c.offered, c.generated, c.reused),
         *(c.computed, c.least_computed, c.recomputed, c.forgotten, c.evicted, c.refused),
-        *(None if c.elapsed_ns is None else c.elapsed_ns / 1e9, c.peak_resident),
-        *(None if c.peak_kv is None else c.peak_kv / 2**20, front),
+        *(scaled(c.elapsed_ns, 1e9), c.peak_resident, scaled(c.peak_kv, MIB), front),
     )

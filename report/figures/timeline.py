@@ -8,6 +8,7 @@ from kvtape.report.data.commands import RECORD
 from kvtape.report.data.costs import Cost, costs
 from kvtape.report.data.views import SessionView
 from kvtape.report.figures.missing import nothing_to_show
+from kvtape.report.figures.parts import scaled
 from kvtape.report.figures.residency import thinning
 from kvtape.report.panel import Cell, Figure, Missing, Panel, Table
 from kvtape.report.sources import Sources
@@ -55,7 +56,7 @@ _UNMEASURED = Missing(
 
 
 def _row(label: str, c: Cost) -> tuple[Cell, ...]:
-    ms = None if c.elapsed_ns is None else c.elapsed_ns / 1e6
+    ms = scaled(c.elapsed_ns, 1e6)
     return (
         label,
         c.op,
@@ -64,7 +65,7 @@ def _row(label: str, c: Cost) -> tuple[Cell, ...]:
         "" if c.tokens is None else c.tokens,
         "" if c.computed is None else c.computed,
         ms,
-        None if ms is None else ms / c.measured,
+        scaled(ms, c.measured),
         "" if not c.tokens else None if ms is None or not c.measured_tokens else ms / c.measured_tokens,
     )
 
