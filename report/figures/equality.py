@@ -104,13 +104,10 @@ def _kl(replay: ReplayResult, name: str) -> Figure | None:
         return None
     names = tuple(t.name for t in known)
     places = list(range(len(known)))
+    texts = [f"{t.checkpoints} checkpoints" for t in known]
     series = [
-        Series(
-            "mean", places, [t.mean_kl or 0.0 for t in known], "points", texts=[_checked(t.checkpoints) for t in known]
-        ),
-        Series(
-            "max", places, [t.max_kl or 0.0 for t in known], "points", texts=[_checked(t.checkpoints) for t in known]
-        ),
+        Series("mean", places, [t.mean_kl or 0.0 for t in known], "points", texts=texts),
+        Series("max", places, [t.max_kl or 0.0 for t in known], "points", texts=texts),
     ]
     if replay.gate_mean_kl is not None and len(known) > 1:
         series.append(Series("gate of the mean", places, [replay.gate_mean_kl] * len(known), "dashed"))
@@ -130,10 +127,6 @@ def _kl(replay: ReplayResult, name: str) -> Figure | None:
             tuple(series),
         ),
     )
-
-
-def _checked(n: int) -> str:
-    return f"{n} checkpoints"
 
 
 def _pairs(pairs: Iterable[RunPair], left_out: int) -> Table:

@@ -76,12 +76,13 @@ def _let_through(p: Precision) -> str | None:
 
 
 def _certified(proofs: Sequence[Proof]) -> Iterable[Table]:
-    for where, of in _places(proofs).items():
+    places = _places(proofs)
+    for where, of in places.items():
         measured = [cells(p.row)[:-1] for p in of if len(p.row.measures) > 1]
         days = " and ".join(sorted({p.row.day for p in of}))
         if measured:
             yield Table(f"Certified {where}, {days}", CERTIFIED_COLUMNS[:-1], [tuple(_told(row)) for row in measured])
-    for where, of in _places(proofs).items():
+    for where, of in places.items():
         refused = [(r.subject, r.what, r.why) for r in refusals(of)]
         if refused:
             yield Table(f"Did not pass or was refused {where}", ("knob", "what", "why"), refused)
