@@ -20,7 +20,7 @@ import typer
 if TYPE_CHECKING:
     from typing import NoReturn
 
-__all__ = ["configured", "file_of", "read_config"]
+__all__ = ["configured", "file_of"]
 
 _SCHEMA = "kvtape.config/1"
 _ENVELOPE = ("digest", "digest_kind", "kvtape_version", "schema", "verb")
@@ -32,10 +32,10 @@ def _take_file(context: typer.Context, path: str | None) -> str | None:
     """The file's options stand in for the defaults; `--config` is read before every other option."""
     if path is None or context.resilient_parsing:
         return path
-    names = _names(context)
-    options = read_config(path, str(context.info_name), names, many=_many(context), flags=_flags(context))
-    by_parameter = {parameter: options[name] for parameter, name in names.items() if options.get(name) is not None}
-    context.default_map = {parameter: _as_on_the_line(value) for parameter, value in by_parameter.items()}
+    known = _parameters(context)
+    options = _read_config(path, str(context.info_name), known)
+    given = {known[name].name: value for name, value in options.items() if value is not None}
+    context.default_map = {parameter: _as_on_the_line(value) for parameter, value in given.items()}
     context.meta[_FILE] = "stdin" if path == "-" else path
     return path
 
@@ -60,7 +60,7 @@ def configured(verb: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(verb)
     def run(context: typer.Context, config: str | None, print_config: bool, **given: Any) -> Any:
-        names = _names(context)
+        names = {str(parameter.name): name for name, parameter in _parameters(context).items()}
         _finite(context, names, given)
         if not print_config:
             return verb(**given)
@@ -91,15 +91,11 @@ def file_of(context: Any, parameter: str | None) -> str | None:
     return context.meta.get(_FILE) if source is not None and source.name == "DEFAULT_MAP" else None
 
 
-def read_config(
-    path: str, verb: str, names: Mapping[str, str], *, many: frozenset[str], flags: frozenset[str]
-) -> dict[str, Any]:
+def _read_config(path: str, verb: str, known: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a file, or of stdin for `-`, by their names on the line.
 
-    `names`: by parameter, the name of each option that `verb` has; `many`: those that take several values; `flags`:
-    those that take none. Raises UsageError for what is no such file, or one of another verb, an unknown or repeated
-    key, or a value that is not true or false for one of `flags`, a list of texts or numbers for one of `many`, a text
-    or number for another. Raises OSError.
+    `known`: the parameter of each option that `verb` has. Raises UsageError for what is no such file, or one of another
+    verb, an unknown or repeated key, or a value that its parameter does not take; OSError.
     """
     where = "stdin" if path == "-" else path
 
@@ -120,19 +116,21 @@ def read_config(
     if data.get("verb", verb) != verb:
         wrong(f"it is a configuration of kvtape {data['verb']}, not of kvtape {verb}")
     options: dict[str, Any] = data["options"]
-    _known(where, f"option of kvtape {verb}", options, names.values())
+    _known(where, f"option of kvtape {verb}", options, known)
     for name, value in options.items():
-        if value is None:
-            continue
-        if name in flags:
-            fits, wanted = isinstance(value, bool), "true or false"
-        elif name in many:
-            fits, wanted = isinstance(value, list) and all(map(_is_scalar, value)), "a list of texts or numbers"
-        else:
-            fits, wanted = _is_scalar(value), "one text or number"
-        if not fits:
+        fits, wanted = _fits(known[name], value)
+        if value is not None and not fits:
             wrong(f"options.{name} is to be {wanted}")
     return options
+
+
+def _fits(parameter: Any, value: Any) -> tuple[bool, str]:
+    """Whether a parameter takes a value of the file, and what it takes."""
+    if getattr(parameter, "is_flag", False):
+        return isinstance(value, bool), "true or false"
+    if getattr(parameter, "multiple", False) or parameter.nargs != 1:
+        return isinstance(value, list) and all(map(_is_scalar, value)), "a list of texts or numbers"
+    return _is_scalar(value), "one text or number"
 
 
 def _read(path: str) -> str:
@@ -186,29 +184,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _names(context: typer.Context) -> dict[str, str]:
-    """Of each parameter the name that people know it by: `--n-ctx` is n-ctx, the argument LOG is log."""
+def _parameters(context: typer.Context) -> dict[str, Any]:
+    """Each by the name that people know it by: `--n-ctx` is n-ctx, the argument LOG is log."""
     return {
-        str(p.name): max(p.opts, key=len).removeprefix("--") if p.param_type_name == "option" else str(p.name)
+        max(p.opts, key=len).removeprefix("--") if p.param_type_name == "option" else str(p.name): p
         for p in context.command.params
         if p.name not in _OWN
     }
-
-
-def _many(context: typer.Context) -> frozenset[str]:
-    names = _names(context)
-    return frozenset(
-        names[str(p.name)]
-        for p in context.command.params
-        if p.name in names and (getattr(p, "multiple", False) or p.nargs != 1)
-    )
-
-
-def _flags(context: typer.Context) -> frozenset[str]:
-    names = _names(context)
-    return frozenset(
-        names[str(p.name)] for p in context.command.params if p.name in names and getattr(p, "is_flag", False)
-    )
 
 
 def _plain(value: Any) -> Any:
