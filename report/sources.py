@@ -21,7 +21,7 @@ class Sources:
 
     `sessions`: of the runs shown, in the order of their first events; `only`: their names when they were asked for.
     `given`: what other verbs wrote of this log. `digests`: the logical digest of each of `runs`.
-    `views`: those of the sessions that the page holds.
+    `recorded`: the sessions of each of `runs`. `views`: those of the sessions that the page holds.
     """
 
     log: Log
@@ -31,6 +31,7 @@ class Sources:
     only: tuple[str, ...] = ()
     given: Given = field(default_factory=Given)
     digests: Mapping[str, str] = field(default_factory=dict)
+    recorded: Mapping[str, Sequence[SessionRow]] = field(default_factory=dict)
     views: tuple[SessionView, ...] = ()
 
 
@@ -44,20 +45,21 @@ def choose(log: Log, runs: Sequence[str] = (), only: Sequence[str] = (), results
     if unknown:
         raise NoSuchRow(f"{log.path}: no run {unknown[0]!r}; the log has {', '.join(there) or 'none'}")
     shown = tuple(there[name] for name in dict.fromkeys(runs)) or (log.default_run(),)
-    sessions = tuple(row for run in shown for row in log.sessions(run.run_id))
+    looked_at = shown if runs else tuple(there.values())
+    recorded = {run.run_id: log.sessions(run.run_id) for run in looked_at}
+    sessions = tuple(row for run in shown for row in recorded[run.run_id])
     names = [row.session_id for row in sessions]
     absent = [name for name in only if name not in names]
     if absent:
         more = f" and {len(names) - 20} more" if len(names) > 20 else ""
         raise NoSuchRow(f"{log.path}: no session {absent[0]!r}; there is {', '.join(names[:20]) or 'none'}{more}")
     kept = tuple(row for row in sessions if not only or row.session_id in only)
-    looked_at = shown if runs else tuple(there.values())
-    digests = {run.run_id: log.logical_digest(run.run_id) for run in looked_at}
-    given = read_given(results, _subject(log, looked_at, digests)) if results else Given()
-    return Sources(log, shown, looked_at, kept, tuple(only), given, digests, session_views(log, kept))
+    digests = {run_id: log.logical_digest(run_id) for run_id in recorded}
+    given = read_given(results, _subject(log, recorded, digests)) if results else Given()
+    return Sources(log, shown, looked_at, kept, tuple(only), given, digests, recorded, session_views(log, kept))
 
 
-def _subject(log: Log, runs: Sequence[RunRow], digests: Mapping[str, str]) -> Subject:
+def _subject(log: Log, recorded: Mapping[str, Sequence[SessionRow]], digests: Mapping[str, str]) -> Subject:
     """Results may be of any run that is looked at, and of any model in them."""
-    models = {row.model_fingerprint for run in runs for row in log.sessions(run.run_id)}
+    models = {row.model_fingerprint for rows in recorded.values() for row in rows}
     return Subject(log.path.name, frozenset(digests.values()), frozenset(m for m in models if m is not None))

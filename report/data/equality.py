@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvtape.planner.residency import RESIDENCY_OPS
+from kvtape.planner.rows import SessionRow
 from kvtape.report.given.reading import Given
 from kvtape.report.given.shapes import FirstDivergence, Replay
 from kvtape.traces.reader import Log
@@ -133,13 +134,14 @@ def _verdict(equal: bool, residency: bool, identified: int, rows: int, reason: s
     return "NOT equal: the same rows, other numbers than the gate allows"
 
 
-def run_pairs(log: Log, run_ids: Sequence[str]) -> tuple[RunPair, ...]:
-    """The first run beside each of the others. Raises LogUnreadable."""
-    return tuple(_pair(log, run_ids[0], other) for other in run_ids[1:])
+def run_pairs(log: Log, run_ids: Sequence[str], sessions: Mapping[str, Sequence[SessionRow]]) -> tuple[RunPair, ...]:
+    """The first run beside each of the others; `sessions`: those of each run. Raises LogUnreadable."""
+    names = {run: {s.session_id for s in sessions[run]} for run in run_ids}
+    return tuple(_pair(log, names, run_ids[0], other) for other in run_ids[1:])
 
 
-def _pair(log: Log, one: str, other: str) -> RunPair:
-    mine, its = ({s.session_id for s in log.sessions(run)} for run in (one, other))
+def _pair(log: Log, names: Mapping[str, set[str]], one: str, other: str) -> RunPair:
+    mine, its = names[one], names[other]
     n, first = _first_difference(log, one, other)
     session, seq, op, what = first if first is not None else (None, None, None, None)
     return RunPair(one, other, len(mine & its), len(mine ^ its), n, session, seq, op, what)

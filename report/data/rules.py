@@ -85,9 +85,9 @@ def log_facts(log: Log) -> LogFacts:
 
 
 def run_facts(
-    runs: Iterable[RunRow], sessions: Sequence[SessionRow], digests: Mapping[str, str]
+    runs: Iterable[RunRow], sessions: Mapping[str, Sequence[SessionRow]], digests: Mapping[str, str]
 ) -> tuple[RunFacts, ...]:
-    """`digests`: the logical digest of each run."""
+    """`sessions`, `digests`: the sessions and the logical digest of each run."""
     return tuple(
         RunFacts(
             run_id=run.run_id,
@@ -98,7 +98,7 @@ def run_facts(
             seed=_seed(run),
             kvtape_version=run.kvtape_version,
             engines=_engines(run.engine_versions),
-            command=made_by(run, [s for s in sessions if s.run_id == run.run_id]),
+            command=made_by(run, sessions[run.run_id]),
         )
         for run in runs
     )

@@ -35,7 +35,7 @@ _MOST_PAIRS: Final = 50
 def equality_panel(sources: Sources) -> Panel:
     """Replays that were given, and runs of the log beside each other. Raises LogUnreadable."""
     found = replay_results(sources.given)
-    pairs = run_pairs(sources.log, [run.run_id for run in sources.runs[: _MOST_PAIRS + 1]])
+    pairs = run_pairs(sources.log, [run.run_id for run in sources.runs[: _MOST_PAIRS + 1]], sources.recorded)
     figures = [f for n, replay in enumerate(found, 1) if (f := _kl(replay, f"equality-{n}")) is not None]
     tables = [table for replay in found for table in _tables(replay)]
     if pairs:

@@ -86,13 +86,12 @@ def _findings(facts: LogFacts) -> Table | None:
 
 
 def _runs(sources: Sources) -> Table:
-    sessions = [session for run in sources.runs for session in sources.log.sessions(run.run_id)]
     rows: list[tuple[Cell, ...]] = [
         (
             *(f.run_id, f.kind, f.seed, f.logical_digest, f.config_digest, f.kvtape_version, f.engines),
             *(f.command or "the log does not tell", f.config),
         )
-        for f in run_facts(sources.runs, sessions, sources.digests)
+        for f in run_facts(sources.runs, sources.recorded, sources.digests)
     ]
     return turned(Table("Runs", _RUN_COLUMNS, rows))
 
