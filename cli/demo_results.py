@@ -108,7 +108,7 @@ def demo_results(tape: Log, out: Path, trained: int) -> DemoResults:
 
     digest = tape.logical_digest()
     answers = {question: _ask(tape, query) for question, query in QUESTIONS.items()}
-    costs, tried = demo_whatif(tape, trained)
+    costs, tried = demo_whatif(tape, trained, digest)
     trace, names = read_log(tape), ["fifo", "lru", "opt"]
     swept = sweep(trace, rules_named("kvtape").varied(warmup=0.0), [choose_policy(name) for name in names])
     curve = curve_body(trace, swept, names, None)

@@ -27,11 +27,12 @@ NOTES_BUDGETS: Final = (128, 192)
 """For the small session, whose attention was recorded."""
 
 
-def demo_whatif(tape: Log, trained: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def demo_whatif(tape: Log, trained: int, digest: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The cost model learnt from the log, and the what-if of its six policy-budget pairs, both as JSON.
 
-    `recorded`: whether the recorded policies, simulated, hold at every event what the engine held. `notes`: what-ifs of
-    the small session alone, with the attention that each policy retains and the most that any could.
+    `trained`: the model's context in tokens; `digest`: the log's logical one. Of the what-if, `recorded`: whether the
+    recorded policies, simulated, hold at every event what the engine held; `notes`: what-ifs of the small session
+    alone, with the attention that each policy retains and the most that any could.
     """
     from kvtape.cli.demo_script import NOTES
     from kvtape.cli.output import kvtape_version
@@ -47,7 +48,6 @@ def demo_whatif(tape: Log, trained: int) -> tuple[dict[str, Any], dict[str, Any]
     costs = calibrate([tape], machine=None, kvtape_version=kvtape_version())
     scripts = read_scripts(tape)
     base = Settings(arrivals="closed")
-    digest = tape.logical_digest()
 
     def tried(some: Sequence[Script], policies: Sequence[str], budgets: Sequence[int]) -> dict[str, Any]:
         points = points_of({"policy": policies, "budget": budgets}, base)
