@@ -93,7 +93,6 @@ function occupancy(stage, data, title, describedby) {
   figure.show = (next) => {
     session = next;
     const high = Math.max(1, next.about.context || 0, ...next.about.plans.map((p) => p[1]), ...[next.events.resident, next.events.cold].map((c) => c.reduce((m, v) => Math.max(m, v), 0)));
-    // A context that is never nearly filled would press the curve flat; it is still named under the figure.
     const x = [0, next.about.columns], y = [0, high * 1.05];
     if (figure.frame) figure.frame.rehome(x, y);
     else {

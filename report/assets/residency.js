@@ -78,10 +78,7 @@ function residencyMap(stage, data, title, describedby) {
     kept = next.about.tape > 8 * next.events.resident.reduce((m, v) => Math.max(m, v), 1);
     choice.value = kept ? "kept" : "most";
     const x = [0, next.about.columns], y = [0, Math.max(1, next.about.tape)];
-    if (figure.frame) {
-      figure.frame.spec.x.format = eventNumber;
-      return figure.frame.rehome(x, y);
-    }
+    if (figure.frame) return figure.frame.rehome(x, y);
     figure.frame = new Frame(stage, {
       title, describedby, height: 420, zoomY: true, raster: true, paint, read,
       x: { text: "event (seq)", low: x[0], high: x[1], whole: true, least: 4, format: eventNumber },
