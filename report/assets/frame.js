@@ -115,7 +115,8 @@ class Frame {
   toX(px) { const [a, b] = this.ends("x"); return this.unscale("x", a + ((px - this.left) / this.width) * (b - a)); }
   toY(py) { const [a, b] = this.ends("y"); return this.unscale("y", a + ((this.top + this.height - py) / this.height) * (b - a)); }
 
-  // Set the window; it stays inside the whole figure and no smaller than the axis' least span.
+  // Set the window; it stays inside the whole figure and no smaller than the axis' least span. Unless it is done in
+  // quiet, the figures beside it follow, and it is told what is shown.
   look(next, quiet) {
     for (const axis of this.spec.zoomY ? ["x", "y"] : ["x"]) {
       if (!next[axis]) continue;
@@ -130,7 +131,9 @@ class Frame {
     }
     this.pointer = null;
     this.draw();
-    if (!quiet && this.spec.looked) this.spec.looked(this.window.x);
+    if (quiet) return;
+    if (this.spec.looked) this.spec.looked(this.window.x);
+    this.tell();
   }
 
   zoom(factor, at, axes = "xy") {
@@ -141,7 +144,6 @@ class Frame {
       next[axis] = [mid - (mid - a) * factor, mid + (b - mid) * factor].map((v) => this.unscale(axis, v));
     }
     this.look(next);
-    this.tell();
   }
 
   move(dx, dy) {
@@ -151,19 +153,16 @@ class Frame {
       next[axis] = [a + d * (b - a), b + d * (b - a)].map((v) => this.unscale(axis, v));
     }
     this.look(next);
-    this.tell();
   }
 
   zoomTo(from, at) {
     const next = { x: [from.x, at.x].sort((a, b) => a - b) };
     if (Math.abs(at.py - from.py) > 12) next.y = [from.y, at.y].sort((a, b) => a - b);
     this.look(next);
-    this.tell();
   }
 
   reset() {
     this.look({ x: this.home.x, y: this.home.y });
-    this.tell();
   }
 
   rehome(x, y) {
