@@ -5,19 +5,16 @@ const dataOf = (id) => JSON.parse(document.getElementById(id).textContent);
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+function filled(made, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   made.append(...children); // strings become text, never markup
   return made;
 }
 
-function drawn(tag, attributes = {}, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
+const element = (tag, attributes = {}, ...children) => filled(document.createElement(tag), attributes, children);
+
+const SVG = "http://www.w3.org/2000/svg";
+const drawn = (tag, attributes = {}, ...children) => filled(document.createElementNS(SVG, tag), attributes, children);
 
 const grouped = (value) => value.toLocaleString("en-US", { maximumFractionDigits: 0 });
 
