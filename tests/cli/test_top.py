@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from kvtape.cli.top_screen import frame
 from kvtape.cli.top_view import Happening, SessionLine, View, read_view
@@ -129,6 +129,13 @@ happenings = st.builds(
 )
 
 
+def printed(drawn: RenderableType, width: int, height: int = 20) -> list[str]:
+    """The lines of a frame on a terminal of that size, the last one empty."""
+    out = io.StringIO()
+    Console(file=out, width=width, height=height, color_system=None, highlight=False, markup=False).print(drawn)
+    return out.getvalue().split("\n")
+
+
 @settings(max_examples=40)
 @given(
     st.lists(lines, max_size=40),
@@ -147,10 +154,7 @@ def test_a_frame_fits_its_terminal(
     problem: str | None,
 ) -> None:
     view = View(False, 3, 9, tuple(sessions), tuple(latest))
-    out = io.StringIO()
-    console = Console(file=out, width=width, height=height, color_system=None, highlight=False, markup=False)
-    console.print(frame(view, "x" * 100, height, width, events_per_s=rate, problem=problem))
-    shown = out.getvalue().split("\n")
+    shown = printed(frame(view, "x" * 100, height, width, events_per_s=rate, problem=problem), width, height)
     assert len(shown) - 1 <= height
     assert all(cell_len(line) <= width for line in shown)
     assert "q quits" in shown[-2]
@@ -161,10 +165,8 @@ def test_a_name_of_a_session_can_be_read_in_a_narrow_terminal(width: int) -> Non
     line = SessionLine(
         "r", "chat-0012", "live", "decode", 9, 9, 131072, 131072, None, 40, 99999, 1, 9, 85.2, None, False
     )
-    out = io.StringIO()
-    console = Console(file=out, width=width, height=20, color_system=None, highlight=False, markup=False)
-    console.print(frame(View(False, 0, 9, (line,), ()), "log", 20, width, events_per_s=None, problem=None))
-    [row] = [row for row in out.getvalue().split("\n") if row.startswith("chat-0012")]
+    shown = printed(frame(View(False, 0, 9, (line,), ()), "log", 20, width, events_per_s=None, problem=None), width)
+    [row] = [row for row in shown if row.startswith("chat-0012")]
     assert "131072" in row
 
 
@@ -172,11 +174,10 @@ def test_names_of_others_do_nothing_to_a_terminal() -> None:
     said = "a\x1b[2Jb\nc\x07"
     line = SessionLine("r", said, "live", "fatal", 1, 0, 0, None, None, 0, 0, 0, 0, None, said, False)
     happening = Happening("r", said, 0, "fatal", None, None, None, said, said)
-    out = io.StringIO()
-    console = Console(file=out, width=200, height=20, color_system=None, highlight=False, markup=False)
-    console.print(frame(View(False, 0, 1, (line,), (happening,)), said, 20, events_per_s=None, problem=said))
-    assert all(c.isprintable() for row in out.getvalue().split("\n") for c in row)
-    assert out.getvalue().count("a?[2Jb?c?") == 6
+    view = View(False, 0, 1, (line,), (happening,))
+    shown = printed(frame(view, said, 20, events_per_s=None, problem=said), 200)
+    assert all(c.isprintable() for row in shown for c in row)
+    assert sum(row.count("a?[2Jb?c?") for row in shown) == 6
 
 
 def test_watching_a_recording(tmp_path: Path) -> None:
