@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from kvtape.traces.reader import Log
 
-__all__ = ["Cost", "costs"]
+__all__ = ["IS_OPERATION", "Cost", "costs"]
+
+IS_OPERATION: Final = "op NOT IN ('open', 'prompt', 'generate', 'close')"
+"""Condition on rows of `events`: the engine did something, which took time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,8 @@ def costs(log: Log) -> list[Cost]:
     return [Cost(*row) for row in log.sql(_QUERY)[1]]
 
 
-_QUERY = """
+_QUERY = f"""
     SELECT run_id, session_id, op::VARCHAR, way::VARCHAR, count(*)::BIGINT, sum(n_tokens)::BIGINT,
         sum(physical_prefill_tokens)::BIGINT, count(elapsed_ns)::BIGINT, sum(elapsed_ns)::BIGINT,
         (sum(n_tokens) FILTER (elapsed_ns IS NOT NULL))::BIGINT
-    FROM events WHERE op NOT IN ('open', 'prompt', 'generate', 'close') GROUP BY ALL ORDER BY ALL"""
+    FROM events WHERE {IS_OPERATION} GROUP BY ALL ORDER BY ALL"""

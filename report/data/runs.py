@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvtape.report.data.costs import IS_OPERATION
 from kvtape.sim.errors import SimulationError
 from kvtape.sim.quality.reuse import least_prefilled
 from kvtape.sim.whatif.pareto import Better, mark_front
@@ -37,9 +38,9 @@ SELECT run_id, count(*) AS turns, sum(prompt_tokens)::BIGINT AS offered, sum(com
                       ORDER BY session_id, turn)) AS workload
 FROM turns GROUP BY run_id
 """
-_COSTS = """
+_COSTS = f"""
 SELECT run_id, sum(physical_prefill_tokens)::BIGINT AS computed, sum(elapsed_ns)::BIGINT AS elapsed_ns FROM events
-WHERE op NOT IN ('open', 'prompt', 'generate', 'close') GROUP BY run_id
+WHERE {IS_OPERATION} GROUP BY run_id
 """
 _PROMPTS = "SELECT run_id, sum(n_tokens)::BIGINT AS tokens FROM events WHERE op = 'prompt' GROUP BY run_id"
 _PEAKS = """
