@@ -33,11 +33,10 @@ from playwright.sync_api import Browser
 from kvtape.cli.sample.bundled import unpack_sample
 from support.browser import Tab, new_tab, running_browser
 from support.long_log import write_long_log
+from support.report_page import FRAME
 
 LIMITS = {"bytes": 6_000_000, "open_s": 2.0, "zoom_ms": 200.0}
 ZOOMS = 12
-FRAME = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-"""Resolved when a frame has been shown after everything that was asked before."""
 
 
 def report(log: Path, page: Path) -> float:

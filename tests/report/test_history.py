@@ -10,8 +10,9 @@ from kvtape.planner.event_columns import EventColumns
 from kvtape.planner.events import Event
 from kvtape.planner.residency import apply
 from kvtape.planner.residency_state import ResidencyState
-from kvtape.report.data.history import COLD, DROPPED, NOT_YET, RECENT, RESIDENT, SINK, history
+from kvtape.report.data.history import COLD, NOT_YET, RECENT, RESIDENT, SINK, STATES, history
 from kvtape.testing.strategies import event_logs
+from support.read_cells import folded_state
 
 
 def folded(events: list[Event], sink: int, recent: int) -> np.ndarray:
@@ -20,15 +21,8 @@ def folded(events: list[Event], sink: int, recent: int) -> np.ndarray:
     for event in events:
         state = apply(state, event)
         states.append(state)
-    grid = np.full((max(s.tape_length for s in states) + 1, len(states)), NOT_YET)
-    for column, s in enumerate(states):
-        for position in range(s.tape_length):
-            if position in s.resident:
-                newest = position >= s.tape_length - recent
-                grid[position, column] = SINK if position < sink else RECENT if newest else RESIDENT
-            else:
-                grid[position, column] = COLD if position in s.cold_ranges else DROPPED
-    return grid
+    positions = range(max(s.tape_length for s in states) + 1)
+    return np.array([[STATES.index(folded_state(s, at, sink, recent)) for s in states] for at in positions])
 
 
 @settings(max_examples=120)

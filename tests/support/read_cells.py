@@ -11,7 +11,7 @@ from kvtape.planner.events import Event
 from kvtape.planner.residency import apply
 from kvtape.planner.residency_state import ResidencyState
 
-__all__ = ["Cell", "folded_cell", "read_cell"]
+__all__ = ["Cell", "folded_cell", "folded_state", "read_cell"]
 
 _SAID = re.compile(
     r"Events? (?P<e0>[\d,]+)(?: to (?P<e1>[\d,]+))?, positions? (?P<p0>[\d,]+)(?: to (?P<p1>[\d,]+))?: "
@@ -54,11 +54,12 @@ def folded_cell(events: Sequence[Event], cell: Cell, *, sink: int, recent: int) 
         state = apply(state, event)
         if event.seq >= cell.events[0]:
             for position in range(cell.positions[0], cell.positions[1] + 1):
-                states[_name(state, position, sink, recent)] += 1
+                states[folded_state(state, position, sink, recent)] += 1
     return states
 
 
-def _name(state: ResidencyState, position: int, sink: int, recent: int) -> str:
+def folded_state(state: ResidencyState, position: int, sink: int, recent: int) -> str:
+    """The name of what a position is in a state of the fold."""
     if position >= state.tape_length:
         return "not yet"
     if position in state.resident:

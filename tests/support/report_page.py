@@ -11,9 +11,10 @@ from playwright.sync_api import Locator, Page
 from support.browser import Colour, Tab, counted
 from support.command import kvtape
 
-__all__ = ["Figure", "figures", "ready", "write_page"]
+__all__ = ["FRAME", "Figure", "figures", "ready", "write_page"]
 
-_FRAME = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+FRAME = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""Resolved when a frame has been shown after everything that was asked before."""
 
 _PLOT = """drawing => {
   const outer = drawing.getBoundingClientRect();
@@ -37,7 +38,7 @@ def ready(page: Page) -> None:
     page.wait_for_function(
         "() => [...document.querySelectorAll('figure[data-kind]')].every(f => f.querySelector('.drawing text'))"
     )
-    page.evaluate(_FRAME)
+    page.evaluate(FRAME)
 
 
 def figures(tab: Tab) -> list[Figure]:
@@ -55,7 +56,7 @@ class Figure:
         self.title = whole.locator("h3").inner_text()
 
     def settled(self) -> None:
-        self.page.evaluate(_FRAME)
+        self.page.evaluate(FRAME)
 
     def readout(self) -> str:
         """What is said of the place under the pointer or the cross."""
