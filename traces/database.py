@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 
@@ -22,6 +22,9 @@ from kvtape.traces.errors import LogExists, LogLocked, LogTooNew, LogUnreadable,
 from kvtape.traces.leftovers import claimed
 from kvtape.traces.schema import ALL_TABLES, FORMAT, SCHEMA_VERSION, TABLES
 from kvtape.traces.sidecar import fsync_dir
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "COPY_NAME",
@@ -32,6 +35,7 @@ __all__ = [
     "damaged",
     "fsync_file",
     "give_name",
+    "insert_rows",
     "name_log",
     "one_line",
     "open_for_append",
@@ -149,6 +153,13 @@ def open_for_append(log: Path) -> duckdb.DuckDBPyConnection:
         ) from None
     connection.execute("PRAGMA disable_checkpoint_on_shutdown")
     return connection
+
+
+def insert_rows(connection: duckdb.DuckDBPyConnection, table: str, incoming: pa.Table) -> None:
+    """Append rows in the columns of `table`, `batch` too."""
+    # DuckDB finds the argument by its name. A view registered on it would be made and dropped each time, and the
+    # transaction would hold on to the rows until its end.
+    connection.execute(f"INSERT INTO {table} FROM incoming")
 
 
 def check_file_kind(path: Path, shown: Path) -> None:

@@ -14,16 +14,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvtape.traces.canonical import is_in_canonical_order
 from kvtape.traces.chain import batch_summary, link, span_list
+from kvtape.traces.database import insert_rows
 from kvtape.traces.schema import EVENTS, ROW_TABLES, TABLES, Table
 from kvtape.traces.sidecar import Head, session_key
 from kvtape.traces.stretches import Stretches
 
-__all__ = ["Group", "group_batches"]
+__all__ = ["Group", "group_batches", "insert_batch"]
 
 Link = tuple[int, int, str, str, bytes, bytes]
 """A row of `batches`."""
@@ -60,11 +62,18 @@ def group_batches(head: Head, batches: Sequence[Mapping[str, pa.Table]]) -> Grou
     return Group(tables, links, after)
 
 
+def insert_batch(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table], row: Link) -> None:
+    """Append one batch, its rows by table (columns as in `schema.arrow_schema`) and its `row` of `batches`."""
+    for name, rows in tables.items():
+        insert_rows(connection, name, _numbered(rows, row[0]))
+    connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)", row)
+
+
 def _together(table: Table, batches: Sequence[Mapping[str, pa.Table]], first: int) -> pa.Table | None:
     """The table's rows of all batches with their batch number, batch after batch, each in canonical order; None when
     there are none."""
     parts = [
-        rows.append_column("batch", pa.repeat(pa.scalar(number, pa.uint64()), rows.num_rows))
+        _numbered(rows, number)
         for number, batch in enumerate(batches, first)
         if (rows := batch.get(table.name)) is not None and rows.num_rows
     ]
@@ -74,6 +83,10 @@ def _together(table: Table, batches: Sequence[Mapping[str, pa.Table]], first: in
     if is_in_canonical_order(table, together, "batch"):
         return together
     return together.take(pc.sort_indices(together, [(name, "ascending") for name in ("batch", *table.order)]))
+
+
+def _numbered(rows: pa.Table, batch: int) -> pa.Table:
+    return rows.append_column("batch", pa.repeat(pa.scalar(batch, pa.uint64()), rows.num_rows))
 
 
 def _bounds(name: str, batches: Sequence[Mapping[str, pa.Table]]) -> list[tuple[int, int]]:

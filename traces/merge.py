@@ -23,6 +23,7 @@ from kvtape.traces.database import build_file, open_read_only, refuse_leftovers
 from kvtape.traces.definitions import definitions_digest
 from kvtape.traces.errors import KeyMismatch, LogExists, LogUnreadable
 from kvtape.traces.folder import is_log_folder, segments
+from kvtape.traces.group import insert_batch
 from kvtape.traces.leftovers import claimed
 from kvtape.traces.parquet_files import write_parquet
 from kvtape.traces.reader import Log, open_log
@@ -128,10 +129,8 @@ def _append_all(logs: Sequence[Log], meta: Mapping[str, str], fresh: Path, tell:
                     summary = summarise(tables)
                     batch, rows, previous = batch + 1, rows + summary.rows, digest
                     digest = link(previous, batch, summary)
-                    for name, data in tables.items():
-                        _insert(connection, name, data, batch)
-                    values = [batch, summary.rows, summary.spans, summary.tables, previous, digest]
-                    connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)", values)
+                    row = (batch, summary.rows, summary.spans, summary.tables, previous, digest)
+                    insert_batch(connection, tables, row)
                     tell(rows, total, "writing")
         connection.execute("COMMIT")
         connection.execute("CHECKPOINT")
@@ -143,7 +142,8 @@ def _append_all(logs: Sequence[Log], meta: Mapping[str, str], fresh: Path, tell:
 
 
 def _by_batch(log: Log, table: Table, window: list[StoredBatch]) -> dict[int, pa.Table]:
-    return {stored.batch: rows for stored, rows in batch_slices(log.connection, table, window)}
+    """Rows by their old batch number, which is no column of theirs any more."""
+    return {stored.batch: rows.drop_columns(["batch"]) for stored, rows in batch_slices(log.connection, table, window)}
 
 
 def _without_known_runs(tables: dict[str, pa.Table], known: set[str]) -> dict[str, pa.Table]:
@@ -154,15 +154,6 @@ def _without_known_runs(tables: dict[str, pa.Table], known: set[str]) -> dict[st
     known.update(ids)
     kept = tables[RUNS.name].filter(pa.array(fresh))
     return tables | {RUNS.name: kept} if kept.num_rows else {n: t for n, t in tables.items() if n != RUNS.name}
-
-
-def _insert(connection: duckdb.DuckDBPyConnection, name: str, data: pa.Table, batch: int) -> None:
-    number = pa.repeat(pa.scalar(batch, pa.uint64()), data.num_rows)
-    connection.register("incoming", data.drop_columns(["batch"]).append_column("batch", number))
-    try:
-        connection.execute(f"INSERT INTO {name} FROM incoming")
-    finally:
-        connection.unregister("incoming")
 
 
 def merge_to_parquet(paths: Sequence[str | Path], out: str | Path, tell: Tell = silent) -> MergeReport:

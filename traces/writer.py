@@ -19,7 +19,7 @@ from kvtape.planner.rows import RunRow
 from kvtape.traces.canonical import table_digest
 from kvtape.traces.chain import genesis
 from kvtape.traces.codec import to_arrow
-from kvtape.traces.database import create_log_file, open_for_append, read_meta, refuse_leftovers, wal_path
+from kvtape.traces.database import create_log_file, insert_rows, open_for_append, read_meta, refuse_leftovers, wal_path
 from kvtape.traces.definitions import definitions_digest
 from kvtape.traces.errors import KeyMismatch, LogExists, LogMissing, LogUnreadable, LogWriteFailed
 from kvtape.traces.folder import register
@@ -119,9 +119,8 @@ class LogWriter:
         self._usable = True
         return self.head
 
-    def _insert(self, name: str, incoming: pa.Table) -> None:
-        # DuckDB finds the argument by its name: registering it would make and drop a view in each transaction.
-        self.connection.execute(f"INSERT INTO {name} FROM incoming")
+    def _insert(self, name: str, rows: pa.Table) -> None:
+        insert_rows(self.connection, name, rows)
 
     def close(self) -> None:
         """Give the file free. Idempotent; what was appended is already durable."""

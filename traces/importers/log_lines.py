@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvtape.traces.canonical import in_canonical_order
-from kvtape.traces.chain import BatchSummary, genesis, link, span_list, summarise
+from kvtape.traces.chain import genesis, link, span_list, summarise
 from kvtape.traces.database import build_file, fsync_file, one_line
 from kvtape.traces.errors import LogWriteFailed
+from kvtape.traces.group import insert_batch
 from kvtape.traces.importers.columns import Columns
 from kvtape.traces.importers.sniffing import first_line
 from kvtape.traces.importers.source import Source
@@ -145,7 +146,7 @@ def _append(
     if said.get("batch") != batch or said.get("digest") != digest.hex():
         what = f"batch {batch} is not what was exported: its rows have another digest"
         raise source.rejected("digest", what, _REMEDY)
-    _insert(connection, tables, batch, summary, previous, digest)
+    insert_batch(connection, tables, (batch, summary.rows, summary.spans, summary.tables, previous, digest))
     chain.digest, chain.batch, chain.rows = digest, batch, chain.rows + summary.rows
     if "events" not in tables:
         return
@@ -154,25 +155,6 @@ def _append(
     chain.n_events += tables["events"].num_rows
     first_at, last_at = pc.min_max(tables["events"].column("at_ns")).values()
     chain.times += [first_at.as_py(), last_at.as_py()]
-
-
-def _insert(
-    connection: duckdb.DuckDBPyConnection,
-    tables: Mapping[str, pa.Table],
-    batch: int,
-    summary: BatchSummary,
-    previous: bytes,
-    digest: bytes,
-) -> None:
-    for name, data in tables.items():
-        number = pa.repeat(pa.scalar(batch, pa.uint64()), data.num_rows)
-        connection.register("incoming", data.append_column("batch", number))
-        try:
-            connection.execute(f"INSERT INTO {name} FROM incoming")
-        finally:
-            connection.unregister("incoming")
-    row = [batch, summary.rows, summary.spans, summary.tables, previous, digest]
-    connection.execute("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)", row)
 
 
 def _object(source: Source, line: bytes) -> dict[str, Any]:

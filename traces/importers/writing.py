@@ -14,7 +14,7 @@ from kvtape.planner.events import SCHEMA_VERSION
 from kvtape.planner.rows import RunRow
 from kvtape.traces.chain import genesis
 from kvtape.traces.codec import to_arrow
-from kvtape.traces.database import build_file, fsync_file, give_name, one_line, refuse_leftovers
+from kvtape.traces.database import build_file, fsync_file, give_name, insert_rows, one_line, refuse_leftovers
 from kvtape.traces.errors import LogExists, LogWriteFailed
 from kvtape.traces.folder import register
 from kvtape.traces.group import Group, group_batches
@@ -84,13 +84,7 @@ def _fill(fresh: Path, run: RunRow, key: bytes, batches: Callable[[bytes], Itera
 
 def _append(connection: duckdb.DuckDBPyConnection, group: Group) -> Head:
     for name, rows in group.tables.items():
-        # A stream, as the transaction holds on to what it read until its end: of a table, all rows.
-        stream = pa.RecordBatchReader.from_batches(rows.schema, iter(rows.to_batches()))
-        connection.register("incoming", stream)
-        try:
-            connection.execute(f"INSERT INTO {name} FROM incoming")
-        finally:
-            connection.unregister("incoming")
+        insert_rows(connection, name, rows)
     connection.executemany("INSERT INTO batches VALUES (?, ?, ?, ?, ?, ?)", list(group.links))
     return group.head
 
