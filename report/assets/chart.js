@@ -1,4 +1,4 @@
-// Charts of series over two axes: lines, steps, points, bars on each other, intervals.
+// Charts of series over two axes: lines, points, bars on each other, intervals.
 
 function chart(stage, data, title, describedby) {
   const { series } = data;
@@ -27,8 +27,7 @@ function chart(stage, data, title, describedby) {
   const shown = series.map(() => true);
 
   function path(frame, s) {
-    const points = s.x.map((x, i) => [frame.px(x), frame.py(s.y[i])]);
-    return points.map(([x, y], i) => (i ? (s.mark === "step" ? `H${x}V${y}` : `L${x},${y}`) : `M${x},${y}`)).join("");
+    return s.x.map((x, i) => `${i ? "L" : "M"}${frame.px(x)},${frame.py(s.y[i])}`).join("");
   }
 
   function shape(k, cx, cy, fill) {

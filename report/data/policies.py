@@ -49,7 +49,6 @@ class Point:
     front_share: float | None
     turns: int | None
     not_served: int | None
-    ttft_p50: Figure
     ttft_p95: Figure
     tpot_p95: Figure
     peak_kv: Figure
@@ -59,7 +58,6 @@ class Point:
     most_retained: float | None
     forgotten: int | None
     evicted: int | None
-    missed: tuple[str, ...] = ()
 
     @property
     def serves_all(self) -> bool:
@@ -192,7 +190,6 @@ def _point(row: SimulatedRow) -> Point:
         front_share=row.pareto_share,
         turns=row.turns,
         not_served=row.not_served,
-        ttft_p50=_figure(row, "ttft_p50_ns"),
         ttft_p95=_figure(row, "ttft_p95_ns"),
         tpot_p95=_figure(row, "tpot_p95_ns"),
         peak_kv=_figure(row, "peak_kv_bytes"),
@@ -202,7 +199,6 @@ def _point(row: SimulatedRow) -> Point:
         most_retained=row.opt_retained_mass,
         forgotten=row.forgotten_tokens,
         evicted=row.evicted_tokens,
-        missed=row.missed,
     )
 
 

@@ -38,9 +38,6 @@ class Refusal:
     """An ability that a precision did not prove, with its verdict, and why."""
 
     subject: str
-    engine: str
-    engine_version: str
-    machine: str
     what: str
     why: str
 
@@ -83,7 +80,7 @@ def proofs_of(log: Log, sessions: Sequence[SessionRow], run_ids: Sequence[str], 
 def refusals(proofs: Iterable[Proof]) -> tuple[Refusal, ...]:
     """What did not pass, of certifications, each ability once."""
     return tuple(
-        Refusal(row.subject, row.engine, row.engine_version, row.machine, what, why)
+        Refusal(row.subject, what, why)
         for row in (proof.row for proof in proofs if proof.row.kind == "certification")
         for what, why in remarks(row)
         if row.verdict != "pass" or len(row.measures) > 1  # else it stands for another row, which decides

@@ -10,9 +10,8 @@ from kvtape.report.panel import Cell, Figure, Table
 
 __all__ = ["Axis", "Chart", "Mark", "Series", "chart_figure"]
 
-Mark = Literal["line", "step", "points", "bars", "dashed"]
-"""`step` holds a value up to the next x; `bars` of several series stand on each other; `dashed` is a line for bounds
-and limits."""
+Mark = Literal["line", "points", "bars", "dashed"]
+"""`bars` of several series stand on each other; `dashed` is a line for bounds and limits."""
 
 
 @dataclass(frozen=True, slots=True)
