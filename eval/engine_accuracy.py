@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from kvtape.backends.logits import log_softmax
 from kvtape.backends.protocol import Clock
 from kvtape.backends.reference.engines.engine import Contract, EngineInfo, KvEngine, Memory
 from kvtape.backends.reference.engines.registry import EngineChoice, make_engine, parse_engine
@@ -20,7 +21,7 @@ from kvtape.backends.reference.model.blas import Floats
 from kvtape.backends.reference.model.weights import Weights
 from kvtape.eval.engine_cases import EngineCase
 from kvtape.eval.engine_runs import EngineRun, run_case, warm_up
-from kvtape.eval.nll import kl_divergence, log_softmax
+from kvtape.eval.nll import kl_divergence
 
 __all__ = ["EngineComparison", "EngineTrack", "Step", "row_cosines"]
 

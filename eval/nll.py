@@ -32,7 +32,6 @@ __all__ = [
     "force",
     "forced",
     "kl_divergence",
-    "log_softmax",
     "run_nll",
     "stretches",
 ]

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvtape.backends.errors import EngineFault, EnvironmentProblem, SessionFatal, UsageError
+from kvtape.backends.logits import log_softmax
 from kvtape.backends.proofs.rows import Ability, Measure
 from kvtape.backends.protocol import Backend, Clock, Engine, Logits, SessionConfig
 from kvtape.backends.session import Session
 from kvtape.eval.certification.smoke import Smoke
-from kvtape.eval.nll import kl_divergence, log_softmax
+from kvtape.eval.nll import kl_divergence
 from kvtape.eval.targets import NullSink, Target, World
 from kvtape.planner.specs import parse_policy
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvtape.backends.logits import log_softmax
 from kvtape.backends.protocol import Logits
 from kvtape.eval.gate.arms import Arms
 from kvtape.eval.gate.turns import Talk, Tokenize, talks
 from kvtape.eval.gate.workloads import Workload
-from kvtape.eval.nll import kl_divergence, log_softmax
+from kvtape.eval.nll import kl_divergence
 
 __all__ = ["LIMITS", "STEP_TOKENS", "Smoke", "run_smoke"]
 

@@ -13,10 +13,11 @@ from hypothesis.extra.numpy import arrays
 
 from kvtape.backends.clock import ManualClock
 from kvtape.backends.errors import UsageError
+from kvtape.backends.logits import log_softmax
 from kvtape.backends.protocol import Engine, SessionConfig
 from kvtape.backends.session import DecodeResult, Session
 from kvtape.eval.candidates import candidates_of
-from kvtape.eval.nll import NllTask, NllTrack, _advance, _Lane, check_task, kl_divergence, log_softmax, run_nll
+from kvtape.eval.nll import NllTask, NllTrack, _advance, _Lane, check_task, kl_divergence, run_nll
 from kvtape.eval.nll_report import nll_rows
 from kvtape.eval.targets import Target, World
 from kvtape.eval.texts import long_text

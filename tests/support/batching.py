@@ -10,9 +10,9 @@ import numpy as np
 
 from kvtape.backends.batching.config import BatchingConfig
 from kvtape.backends.batching.pipeline import BatchingPipeline
+from kvtape.backends.logits import log_softmax
 from kvtape.backends.openvino.engine import OpenVinoEngine
 from kvtape.backends.protocol import SessionConfig
-from kvtape.eval.nll import log_softmax
 from support.openvino_tiny import scratch_folder, tokens
 from support.tiny_gguf import write_tiny
 
