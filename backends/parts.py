@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -15,12 +14,11 @@ from kvtape.backends.pending import Pending
 from kvtape.backends.proofs.knobs import BASE, Precision
 from kvtape.backends.protocol import AttentionMass, Backend, Logits
 from kvtape.backends.speculation.drafter import Drafter
-from kvtape.planner.blocks import Block
 from kvtape.planner.capabilities import Capabilities
 from kvtape.planner.events import Way
 from kvtape.planner.ranges import RangeSet
 from kvtape.planner.residency import ResidencyState
-from kvtape.planner.rows import BlockRow, PlanRow, SessionRow
+from kvtape.planner.rows import PlanRow, SessionRow
 from kvtape.planner.scores import MassHistory
 from kvtape.planner.specs import PolicySpec
 
@@ -93,10 +91,6 @@ class Parts:
 
     def tokens_of(self, ranges: RangeSet) -> list[int]:
         return [t for r in ranges for t in self.tape[r.start : r.stop]]
-
-    def block_rows(self, blocks: Sequence[Block], *, truncated: bool = False) -> list[BlockRow]:
-        """Rows for blocks that the next event gives their range."""
-        return self.journal.block_rows(blocks, truncated=truncated)
 
     def resident_bytes(self) -> int:
         return self.backend.kv_bytes()["resident"]

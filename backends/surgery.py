@@ -52,7 +52,7 @@ def truncate(parts: Parts, tape_stop: int, reason: str) -> int:
     parts.journal.emit(
         Op.TRUNCATE,
         began,
-        block_rows=parts.block_rows(shorter, truncated=True),
+        block_rows=parts.journal.block_rows(shorter, truncated=True),
         start=tape_stop,
         stop=tape_stop + removed,
         n_tokens=removed,
@@ -136,7 +136,7 @@ def _execute(
     parts.journal.emit(
         Op.EVICT,
         began,
-        block_rows=parts.block_rows(fragments),
+        block_rows=parts.journal.block_rows(fragments),
         start=run.start,
         stop=run.stop,
         n_tokens=run.stop - run.start,
