@@ -27,6 +27,7 @@ from kvtape.testing.sink import ListSink
 from kvtape.testing.toy import TOY_CAPABILITIES
 from support.toys import POLICIES, toy_backend
 
+PROBED_TOO = (*POLICIES, "snapkv:budget=24,queries=probe,sink=2,block=4")
 TOKENS = st.lists(st.integers(0, 5), min_size=1, max_size=50)
 SWITCHES = (
     "attention_scores",
@@ -55,7 +56,7 @@ FAULTY = (
 
 class SessionMachine(RuleBasedStateMachine):
     @initialize(
-        policy=st.sampled_from((*POLICIES, "snapkv:budget=24,queries=probe,sink=2,block=4")),
+        policy=st.sampled_from(PROBED_TOO),
         cold=st.sampled_from([0, 8, 64]),
         n_ctx=st.sampled_from([32, 48]),
         off=st.one_of(st.just(()), st.lists(st.sampled_from(SWITCHES), max_size=3).map(tuple)),
@@ -183,7 +184,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert self.session.resident == resident
 
     @precondition(lambda self: not self.over)
-    @rule(policy=st.sampled_from((*POLICIES, "snapkv:budget=24,queries=probe,sink=2,block=4")))
+    @rule(policy=st.sampled_from(PROBED_TOO))
     def set_policy(self, policy: str) -> None:
         """Blocks stay as they were cut: another size is refused."""
         spec = parse_policy(policy)
