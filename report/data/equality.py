@@ -1,4 +1,4 @@
-"""Whether engines held what the log says: replays as they were given, and the runs of a log beside each other."""
+"""Whether engines held what the log says: verdicts of replays, and the runs of a log beside each other."""
 
 from __future__ import annotations
 
@@ -8,56 +8,15 @@ from typing import Final
 
 from kvtape.planner.residency import RESIDENCY_OPS
 from kvtape.planner.rows import SessionRow
-from kvtape.report.given.reading import Given
-from kvtape.report.given.shapes import FirstDivergence, Replay
+from kvtape.report.given.shapes import BackendResult
 from kvtape.traces.reader import Log
 from kvtape.traces.schema import quoted_text
 
-__all__ = ["ReplayResult", "RunPair", "TargetResult", "replay_results", "run_pairs"]
+__all__ = ["RunPair", "run_pairs", "verdict"]
 
 _HELD: Final = ("op", "start", "stop", "resident_tokens", "resident_digest", "layout_digest")
 """What two runs are compared in, at each event that changes what is resident (`sim.fidelity.first_difference`)."""
 _SHOWN: Final = ("seq", *_HELD)
-
-
-@dataclass(frozen=True, slots=True)
-class TargetResult:
-    """One engine of a replay, over all sessions. KL in nats, against the reference of the way; shares from 0 to 1.
-
-    `witnessed` of `residency_events`: after how many of the events that change residency its memory was read;
-    `identified` of `rows`: how many rows found there were known for their token by their key. `verdict`: in words.
-    """
-
-    name: str
-    engine_version: str
-    kv_types: str
-    way: str
-    residency_events: int
-    witnessed: int
-    rows: int
-    identified: int
-    not_executed: int
-    checkpoints: int
-    mean_kl: float | None
-    max_kl: float | None
-    top1: float | None
-    equal: bool
-    verdict: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayResult:
-    """`source`: the file. `gate_mean_kl` (at most), `gate_top1` (at least): what the numbers of each session passed."""
-
-    source: str
-    equal: bool
-    targets: tuple[TargetResult, ...]
-    first: FirstDivergence | None
-    sessions: tuple[tuple[str, int, int, int | None], ...]
-    gate_mean_kl: float | None
-    gate_top1: float | None
-    noise_floor: float | None
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,54 +42,15 @@ class RunPair:
         return self.what is None and self.shared_sessions > 0
 
 
-def replay_results(given: Given) -> tuple[ReplayResult, ...]:
-    """One for each replay that was given."""
-    return tuple(_replay(named.name, named.value) for named in given.of(Replay))
-
-
-def _replay(source: str, said: Replay) -> ReplayResult:
-    gate = said.tolerances
-    targets = tuple(
-        TargetResult(
-            name=b.name,
-            engine_version=b.engine_version,
-            kv_types=b.kv_types,
-            way=b.way,
-            residency_events=b.residency_events,
-            witnessed=b.witness_positions,
-            rows=b.witness_rows,
-            identified=b.witness_identities,
-            not_executed=b.not_executed,
-            checkpoints=b.checkpoints,
-            mean_kl=b.mean_kl,
-            max_kl=b.max_kl,
-            top1=b.top1,
-            equal=b.equal,
-            verdict=_verdict(b.equal, b.residency_equal, b.witness_identities, b.witness_rows, b.reference_reason),
-        )
-        for b in said.backends
-    )
-    sessions = tuple((s.session, s.events, s.foldable, s.lost_at) for s in said.sessions)
-    return ReplayResult(
-        source=source,
-        equal=said.equal,
-        targets=targets,
-        first=said.first_divergence,
-        sessions=sessions,
-        gate_mean_kl=gate.get("mean_kl"),
-        gate_top1=gate.get("top1"),
-        noise_floor=gate.get("noise_floor_mean_kl"),
-        notes=said.notes,
-    )
-
-
-def _verdict(equal: bool, residency: bool, identified: int, rows: int, reason: str | None) -> str:
-    if equal:
+def verdict(target: BackendResult) -> str:
+    """What a replay found of one engine, in words."""
+    if target.equal:
         return "equal"
-    if not residency:
+    if not target.residency_equal:
         return "NOT equal: other rows resident, or its memory was not read after every event"
-    if identified < rows or reason is not None:
-        return f"not proven: {rows - identified:,} rows were not identified" + (f" ({reason})" if reason else "")
+    unknown, reason = target.witness_rows - target.witness_identities, target.reference_reason
+    if unknown > 0 or reason is not None:
+        return f"not proven: {unknown:,} rows were not identified" + (f" ({reason})" if reason else "")
     return "NOT equal: the same rows, other numbers than the gate allows"
 
 

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from kvtape.report.data.commands import EQUALITY, RECORD, repeated
-from kvtape.report.data.equality import ReplayResult, RunPair, replay_results, run_pairs
+from kvtape.report.data.equality import RunPair, run_pairs, verdict
 from kvtape.report.figures.chart import Axis, Chart, Series, chart_figure
 from kvtape.report.figures.parts import turned
+from kvtape.report.given.reading import Named
+from kvtape.report.given.shapes import FirstDivergence, Replay
 from kvtape.report.panel import Cell, Figure, Missing, Panel, Table
 from kvtape.report.sources import Sources
 
@@ -34,7 +36,7 @@ _MOST_PAIRS: Final = 50
 
 def equality_panel(sources: Sources) -> Panel:
     """Replays that were given, and runs of the log beside each other. Raises LogUnreadable."""
-    found = replay_results(sources.given)
+    found = sources.given.of(Replay)
     pairs = run_pairs(sources.log, [run.run_id for run in sources.runs[: _MOST_PAIRS + 1]], sources.recorded)
     figures = [f for n, replay in enumerate(found, 1) if (f := _kl(replay, f"equality-{n}")) is not None]
     tables = [table for replay in found for table in _tables(replay)]
@@ -49,33 +51,35 @@ def equality_panel(sources: Sources) -> Panel:
     return Panel("equality", "Equality", _LEAD, tuple(figures), tuple(tables), tuple(missing))
 
 
-def _tables(replay: ReplayResult) -> Iterable[Table]:
-    verdict = "EQUAL" if replay.equal else "NOT EQUAL"
-    gate = (
-        "" if replay.gate_mean_kl is None else f"; gate of each session: mean KL at most {replay.gate_mean_kl:g} nats"
-    )
-    gate += "" if replay.gate_top1 is None else f", top-1 at least {replay.gate_top1:g}"
+def _tables(named: Named[Replay]) -> Iterable[Table]:
+    source, replay = named.name, named.value
+    whole = "EQUAL" if replay.equal else "NOT EQUAL"
+    mean_kl, top1 = replay.tolerances.get("mean_kl"), replay.tolerances.get("top1")
+    gate = "" if mean_kl is None else f"; gate of each session: mean KL at most {mean_kl:g} nats"
+    gate += "" if top1 is None else f", top-1 at least {top1:g}"
     rows: list[tuple[Cell, ...]] = [
         (
-            *(t.name, t.verdict, t.way, t.residency_events, t.witnessed, t.rows, t.identified, t.not_executed),
-            *(t.checkpoints, t.mean_kl, t.max_kl, t.top1, t.engine_version, t.kv_types),
+            *(t.name, verdict(t), t.way, t.residency_events, t.witness_positions, t.witness_rows),
+            *(t.witness_identities, t.not_executed, t.checkpoints, t.mean_kl, t.max_kl, t.top1),
+            *(t.engine_version, t.kv_types),
         )
-        for t in replay.targets
+        for t in replay.backends
     ]
-    yield turned(Table(f"{replay.source}: {verdict}{gate}", _COLUMNS, rows))
-    yield _first(replay)
+    yield turned(Table(f"{source}: {whole}{gate}", _COLUMNS, rows))
+    yield _first(source, replay.first_divergence)
     shown = replay.sessions[:_MOST_SESSIONS]
     columns = ("session", "events", "of these, followed", "events lost from")
-    lost: list[tuple[Cell, ...]] = [(s, n, followed, "none lost" if at is None else at) for s, n, followed, at in shown]
-    yield Table(f"{replay.source}: sessions", columns, lost, len(replay.sessions) - len(shown))
+    lost: list[tuple[Cell, ...]] = [
+        (s.session, s.events, s.foldable, "none lost" if s.lost_at is None else s.lost_at) for s in shown
+    ]
+    yield Table(f"{source}: sessions", columns, lost, len(replay.sessions) - len(shown))
     if replay.notes:
-        yield Table(f"{replay.source}: remarks", ("remark",), [(note,) for note in replay.notes])
+        yield Table(f"{source}: remarks", ("remark",), [(note,) for note in replay.notes])
 
 
-def _first(replay: ReplayResult) -> Table:
-    first = replay.first
+def _first(source: str, first: FirstDivergence | None) -> Table:
     if first is None:
-        return Table(f"{replay.source}: first divergence", ("what", "value"), [("none", "no target parted anywhere")])
+        return Table(f"{source}: first divergence", ("what", "value"), [("none", "no target parted anywhere")])
     rows: list[tuple[Cell, ...]] = [
         ("session", first.session),
         ("event (seq)", first.seq),
@@ -86,7 +90,7 @@ def _first(replay: ReplayResult) -> Table:
         ("found", _short(first.found)),
     ]
     rows += [(f"event {e.get('seq', 'unknown')} before it", _event(e)) for e in first.context]
-    return Table(f"{replay.source}: first divergence", ("what", "value"), rows)
+    return Table(f"{source}: first divergence", ("what", "value"), rows)
 
 
 def _event(entry: Any) -> str:
@@ -98,8 +102,9 @@ def _short(value: Any, most: int = 200) -> str:
     return text if len(text) <= most else f"{text[:most]} ..."
 
 
-def _kl(replay: ReplayResult, name: str) -> Figure | None:
-    known = [t for t in replay.targets if t.mean_kl is not None and t.max_kl is not None]
+def _kl(named: Named[Replay], name: str) -> Figure | None:
+    gate = named.value.tolerances
+    known = [t for t in named.value.backends if t.mean_kl is not None and t.max_kl is not None]
     if not known:
         return None
     names = tuple(t.name for t in known)
@@ -109,17 +114,14 @@ def _kl(replay: ReplayResult, name: str) -> Figure | None:
         Series("mean", places, [t.mean_kl or 0.0 for t in known], "points", texts=texts),
         Series("max", places, [t.max_kl or 0.0 for t in known], "points", texts=texts),
     ]
-    if replay.gate_mean_kl is not None and len(known) > 1:
-        series.append(Series("gate of the mean", places, [replay.gate_mean_kl] * len(known), "dashed"))
+    if "mean_kl" in gate and len(known) > 1:
+        series.append(Series("gate of the mean", places, [gate["mean_kl"]] * len(known), "dashed"))
     told = "; ".join(f"{t.name}: mean {t.mean_kl:.2g}, max {t.max_kl:.2g} over {t.checkpoints}" for t in known)
-    floor = (
-        ""
-        if replay.noise_floor is None
-        else (f" Two correct runs of a quantised model differ by a mean of about {replay.noise_floor:g} nats.")
-    )
+    noise = gate.get("noise_floor_mean_kl")
+    floor = "" if noise is None else f" Two correct runs of a quantised model differ by a mean of about {noise:g} nats."
     return chart_figure(
         name,
-        f"Distance from the dense reference: {replay.source}",
+        f"Distance from the dense reference: {named.name}",
         f"KL divergence in nats at the checkpoints. {told}.{floor}",
         Chart(
             Axis("target", names=names),

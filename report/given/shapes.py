@@ -151,7 +151,12 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class BackendResult:
-    """One target of a replay over all sessions, see `replay.report.BackendReport`."""
+    """One target of a replay over all sessions, see `replay.report.BackendReport`. KL in nats, against the reference of
+    the way.
+
+    `witness_positions` of `residency_events`: after how many of the events that change residency its memory was read;
+    `witness_identities` of `witness_rows`: how many rows found there were known for their token by their key.
+    """
 
     name: str
     way: str
@@ -199,7 +204,9 @@ class ReplaySession:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """`kvtape replay --json`; `tolerances`: the gate of the numbers."""
+    """`kvtape replay --json`; `tolerances`: the gate of the numbers, `mean_kl` (at most) and `top1` (at least) of each
+    session, and `noise_floor_mean_kl`, what correct runs differ by.
+    """
 
     equal: bool
     first_divergence: FirstDivergence | None
