@@ -109,7 +109,8 @@ def repeated(
 
 def _budget(sessions: Sequence[SessionRow]) -> int:
     """Half of the largest context, which forces a choice; 1024 tokens where none is known."""
-    return max(max((s.n_ctx or 0 for s in sessions), default=0) // 2, 2) if any(s.n_ctx for s in sessions) else 1024
+    largest = max((s.n_ctx or 0 for s in sessions), default=0)
+    return max(largest // 2, 2) if largest else 1024
 
 
 def _record(config: Mapping[str, Any], model: str, *, content: bool) -> str:

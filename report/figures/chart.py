@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from kvtape.report.panel import Cell, Figure, Table
@@ -70,22 +70,7 @@ def chart_figure(id: str, title: str, summary: str, chart: Chart) -> Figure:  # 
 
 
 def _data(chart: Chart) -> dict[str, Any]:
-    return {
-        "x": _axis(chart.x),
-        "y": _axis(chart.y),
-        "series": [
-            {
-                "name": s.name,
-                "mark": s.mark,
-                "x": list(s.x),
-                "y": list(s.y),
-                "low": list(s.low),
-                "high": list(s.high),
-                "texts": list(s.texts),
-            }
-            for s in chart.series
-        ],
-    }
+    return {"x": _axis(chart.x), "y": _axis(chart.y), "series": [asdict(s) for s in chart.series]}
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
