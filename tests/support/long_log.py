@@ -12,6 +12,7 @@ from kvtape.backends.modelled.shape import Shape
 from kvtape.backends.modelled.work import Work
 from kvtape.backends.protocol import ModelFacts, SessionConfig
 from kvtape.backends.session import Session
+from kvtape.planner.rows import BlockRow
 from kvtape.planner.specs import parse_policy
 from kvtape.testing.sink import ListSink
 from kvtape.testing.toy import TOY_CAPABILITIES
@@ -72,7 +73,7 @@ def _write(held: ListSink, recorder: Recorder) -> None:
     for row in held.sessions:
         recorder.open_session(row)
     plans = {plan.seq: plan for plan in held.plans}
-    blocks: dict[int, list[object]] = {}
+    blocks: dict[int, list[BlockRow]] = {}
     for block in held.blocks:
         blocks.setdefault(block.seq, []).append(block)
     for event in held.events:
@@ -80,5 +81,5 @@ def _write(held: ListSink, recorder: Recorder) -> None:
             event,
             tokens=held.tokens.get(event.seq),
             plan=plans.get(event.seq),
-            blocks=blocks.get(event.seq, []),  # type: ignore[arg-type]
+            blocks=blocks.get(event.seq, []),
         )
