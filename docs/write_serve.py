@@ -39,6 +39,7 @@ def play(text: str, folder: Path, adapt: Callable[[str], str] = lambda command: 
         script.append('printf "\\n<<%d>>\\n" $?')
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_WAIT_POLICY": "passive", "OPENBLAS_NUM_THREADS": "1"}
+    environment["KVTAPE_PROGRESS"] = "none"  # on a slow machine a line of it came between
     done = subprocess.run(
         ["bash"], input="\n".join(script), capture_output=True, text=True, cwd=folder, env=environment, check=False
     )
